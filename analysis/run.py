@@ -1,0 +1,94 @@
+"""A run as every analysis sees it: what run.json says, and per rank lazily read columns.
+
+Analyses never ask where a run came from: `Run` is filled from a run directory's column store, from a foreign trace, or
+from arrays in memory (tests, simulations), and looks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stepscope.analysis.records import Health
+from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, Lane, RunMeta
+
+Columns = dict[str, np.ndarray]
+"""Column name -> array of one length (schema.EVENT_COLUMNS); rows sorted by (lane, start_ns)."""
+
+
+@dataclass
+class RankData:
+    """Everything of one rank, in memory: event columns, string table, lanes and counter samples."""
+
+    events: Columns
+    strings: tuple[str, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    counters: Columns = field(default_factory=lambda: empty_columns(COUNTER_COLUMNS))
+
+
+def empty_columns(columns: Mapping[str, str], rows: int = 0) -> Columns:
+    """Arrays of the declared types, filled with -1 (missing)."""
+    return {name: np.full(rows, -1, dtype=dtype) for name, dtype in columns.items()}
+
+
+def sort_events(events: Columns) -> Columns:
+    """The same rows in the store's order: by (lane, start_ns), longer rows first among equals (parents before children)."""
+    order = np.lexsort((-events["dur_ns"], events["start_ns"], events["lane"]))
+    return {name: values[order] for name, values in events.items()}
+
+
+class Run:
+    """One run: `meta`, `health`, `ranks`, and per rank the columns of its events, read when they are first asked for."""
+
+    def __init__(
+        self,
+        meta: RunMeta,
+        ranks: Iterable[int],
+        load: Callable[[int, tuple[str, ...] | None], RankData],
+        health: Health | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """`load(rank, columns)` reads one rank; `columns` None means all of them."""
+        self.meta = meta
+        self.ranks = sorted(ranks)
+        self.health = health if health is not None else Health()
+        self.path = path
+        self._load = load
+        self._data: dict[int, RankData] = {}
+
+    @classmethod
+    def from_memory(
+        cls, meta: RunMeta, data: Mapping[int, RankData], health: Health | None = None, path: Path | None = None
+    ) -> Run:
+        """A run whose ranks are already arrays in memory."""
+        return cls(meta, data.keys(), lambda rank, columns: data[rank], health, path)
+
+    def rank(self, rank: int) -> RankData:
+        """All of one rank (cached); KeyError for a rank that the run does not have."""
+        if rank not in self._data:
+            if rank not in self.ranks:
+                raise KeyError(f"run {self.meta.name} has no rank {rank}")
+            self._data[rank] = self._load(rank, None)
+        return self._data[rank]
+
+    def columns(self, rank: int, *names: str) -> Columns:
+        """Some columns of one rank's events, all when none is named."""
+        wanted = names or tuple(EVENT_COLUMNS)
+        if rank in self._data:
+            return {name: self._data[rank].events[name] for name in wanted}
+        return self._load(rank, wanted).events
+
+    def strings(self, rank: int) -> tuple[str, ...]:
+        """The string table that `name_id`, `group_id` and `dtype_id` of this rank point into."""
+        return self.rank(rank).strings
+
+    def lanes(self, rank: int) -> tuple[Lane, ...]:
+        """The rank's streams and threads, by `Lane.index`."""
+        return self.rank(rank).lanes
+
+    def release(self, rank: int) -> None:
+        """Forget what was read of one rank (bounded memory over many ranks)."""
+        self._data.pop(rank, None)
