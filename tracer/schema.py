@@ -34,7 +34,7 @@ MESH_AXES = ("pp", "dp", "cp", "ep", "tp")
 _JOINED = tuple(
     "_".join(names) for size in range(2, len(MESH_AXES) + 1) for names in itertools.combinations(MESH_AXES, size)
 )
-AXES = MESH_AXES + ("edp", "world") + _JOINED
+AXES = (*MESH_AXES, "edp", "world", *_JOINED)
 """The mesh axis whose group a communication runs on; `edp` is expert data parallel, `dp_cp` two axes joined."""
 
 STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp", "sp", "pp", "cp", "ep", "loss", "clip", "embedding")
@@ -134,7 +134,7 @@ class Operation(NamedTuple):
     kernels: int = 0
 
 
-TIME_AND_COST = [
+TIME_AND_COST = (
     "issue_ns",
     "start_ns",
     "end_ns",
@@ -144,7 +144,7 @@ TIME_AND_COST = [
     "attention_bytes",
     "elementwise_bytes",
     "kernels",
-]
+)
 
 
 def plan_of(operations: list[Operation]) -> list[Operation]:
