@@ -1,0 +1,103 @@
+"""The `stepscope` command: one module a command, imported when that command is asked for.
+
+`commands/NAME.py` holds the typer function `NAME`; nothing else needs registering. A command module imports only the
+standard library, typer, rich and its neighbours at the top (tests/test_cli.py holds it to that): torch, pandas, pyarrow
+and dash come in inside the function, so that every `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import stepscope
+
+COMMANDS = ("run", "analyze", "compare", "dashboard", "env")
+"""In the order in which help lists them; one that this installation lacks is left out."""
+
+DEFAULT_COMMAND = "analyze"
+"""What `stepscope PATH` means."""
+
+
+def plain() -> bool:
+    """Whether output must carry no decoration: it is piped, or NO_COLOR is set."""
+    return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+
+
+def load(name: str) -> Any:
+    """The click command of `commands/NAME.py`."""
+    function = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None if plain() else "markdown")
+    single.command(name)(function)
+    return typer.main.get_command(single)
+
+
+class LazyGroup(TyperGroup):
+    """Finds a command's module when it is asked for, so that none pays for the imports of another."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands of this installation, in the order of COMMANDS."""
+        return [name for name in COMMANDS if find_spec(f"{__name__}.{name}")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None for a name that is none."""
+        return load(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end, where `--version` is given."""
+    if wanted:
+        print(f"stepscope {stepscope.__version__}")
+        raise typer.Exit()
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Where did the time of a distributed training step go, who caused it, and what would fixing it give?
+
+    Record a run with `stepscope run`, read it with `stepscope analyze RUN` (or just `stepscope RUN`), put two side by
+    side with `stepscope compare A B`. Each command explains itself: `stepscope COMMAND --help`.
+
+    Exit status: 0 done; 1 could not; 2 wrong usage; 3 done, but the health report touches figures (analyze);
+    130 interrupted. Set STEPSCOPE_DEBUG=1 to see the traceback behind an error, NO_COLOR=1 for plain output.
+    """
+
+
+def command_line() -> Any:
+    """The whole command line as one click group."""
+    app = typer.Typer(
+        name="stepscope",
+        cls=LazyGroup,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None if plain() else "markdown",
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(root)
+    return typer.main.get_command(app)
+
+
+def looks_like_path(word: str) -> bool:
+    """Whether a first argument that names no command is meant as a trace or a run directory."""
+    return os.path.exists(word) or "/" in word or os.sep in word or word.endswith((".json", ".gz", ".sqlite"))
+
+
+def with_default_command(arguments: list[str]) -> list[str]:
+    """`stepscope PATH ...` is `stepscope analyze PATH ...`; a command's own name always wins over a file's."""
+    if (
+        arguments
+        and not arguments[0].startswith("-")
+        and arguments[0] not in COMMANDS
+        and looks_like_path(arguments[0])
+    ):
+        return [DEFAULT_COMMAND, *arguments]
+    return arguments

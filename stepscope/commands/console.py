@@ -1,0 +1,38 @@
+"""What every command prints with: one console, one way to name the next step, one `--quiet`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 140
+"""Columns where nobody's terminal says otherwise: a table in a file or in CI's log is not squeezed into 80."""
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but the result and errors: no progress, no next step.")
+]
+"""The `--quiet` of every command."""
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console that is plain (no colour, no motion) where its stream is piped or NO_COLOR is set."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    terminal = stream.isatty()
+    width = None if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
+    return Console(stderr=stderr, width=width, no_color=bool(os.environ.get("NO_COLOR")) or None, highlight=False)
+
+
+def say_next(*commands: str, quiet: bool = False) -> None:
+    """Name the commands that a person would type next; on standard error, so that output stays what was asked for."""
+    if quiet:
+        return
+    for number, command in enumerate(commands):
+        print(f"{'Next:' if number == 0 else '  or:'} {command}", file=sys.stderr)
