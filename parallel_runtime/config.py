@@ -1,0 +1,232 @@
+"""What is trained, on how many ranks, and how long: three frozen, validated dataclasses and two presets.
+
+Every field is checked when the dataclass is made; `check` looks at the three together. A message says which value is
+wrong and names the nearest legal choice. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NORMS = ("rmsnorm", "layernorm")
+ACTIVATIONS = ("swiglu", "gelu")
+SCHEDULES = ("naive", "gpipe", "1f1b")
+LATER_SCHEDULES = ("interleaved", "zb-h1")
+OPTIMIZERS = ("sgd", "adamw")
+DTYPES = ("float32", "float64")
+LATER_DTYPES = ("bfloat16", "float16")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} {value} must be at least {least}: take {least}")
+
+
+def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} {value!r} is unknown: take one of {', '.join(choices)}")
+
+
+def _divides(name: str, value: int, whole_name: str, whole: int) -> None:
+    """`value` must divide `whole`; else the nearest divisor is named."""
+    if whole % value:
+        divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+        nearest = min(divisors, key=lambda n: (abs(n - value), n))
+        raise ValueError(f"{name} {value} must divide {whole_name} {whole}: take {nearest}")
+
+
+def _not_built(name: str, value: object, only: object, what: str) -> None:
+    if value != only:
+        raise ValueError(f"{name} {value}: {what} is not built yet, take {name} {only}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer: `layers` blocks of grouped-query attention with RoPE and a feed-forward part."""
+
+    layers: int = 4
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2  # key and value heads; equal to heads: multi-head attention
+    ffn: int = 128  # inner width of the feed-forward part
+    vocab: int = 256
+    seq: int = 64  # tokens of one sequence
+    norm: str = "rmsnorm"
+    activation: str = "swiglu"
+    tied: bool = False  # the output head is the embedding table
+    dropout: float = 0.0
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
+    ffn_bias: bool = False
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    experts: int = 0  # 0: dense
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
+            _at_least(name, getattr(self, name), 1)
+        _one_of("norm", self.norm, NORMS)
+        _one_of("activation", self.activation, ACTIVATIONS)
+        _divides("heads", self.heads, "hidden", self.hidden)
+        _divides("kv_heads", self.kv_heads, "heads", self.heads)
+        if self.head_size % 2:
+            raise ValueError(
+                f"hidden / heads = {self.hidden} / {self.heads} = {self.head_size} is odd, but rotary positions turn pairs"
+                f" of features: take hidden {self.heads * (self.head_size + 1)}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout {self.dropout} must lie in [0, 1): 0 turns it off")
+        if self.rope_theta <= 0.0 or self.norm_eps <= 0.0:
+            raise ValueError("rope_theta and norm_eps must be positive: 10000 and 1e-5 are usual")
+        _not_built("experts", self.experts, 0, "mixture of experts")
+
+    @property
+    def head_size(self) -> int:
+        """Features of one attention head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Degrees of every axis, and how each strategy works."""
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    sp: bool = False  # sequence parallel regions inside tp
+    zero: int = 0  # 0: plain DP; 1, 2, 3: optimizer, gradient, parameter sharding over dp
+    schedule: str = "1f1b"
+    chunks: int = 1  # virtual stages a rank
+    split: tuple[int, ...] = ()  # layers of each stage; empty: as equal as possible
+    bucket_mb: float = 0.25  # size of a gradient bucket, 10^6 bytes
+    overlap: bool = True  # reduce a bucket as soon as it is full; off: everything after backward
+
+    def __post_init__(self) -> None:
+        for name in ("pp", "dp", "cp", "ep", "tp", "chunks"):
+            _at_least(name, getattr(self, name), 1)
+        for name, what in (
+            ("cp", "context parallelism"),
+            ("ep", "expert parallelism"),
+            ("tp", "tensor parallelism"),
+            ("chunks", "interleaving"),
+        ):
+            _not_built(name, getattr(self, name), 1, what)
+        _not_built("sp", self.sp, False, "sequence parallelism")
+        if self.zero not in (0, 1, 2, 3):
+            raise ValueError(f"zero {self.zero} must be 0, 1, 2 or 3")
+        _not_built("zero", self.zero, 0, "ZeRO")
+        if self.schedule in LATER_SCHEDULES:
+            raise ValueError(f"schedule {self.schedule} is not built yet: take 1f1b")
+        _one_of("schedule", self.schedule, SCHEDULES)
+        if self.bucket_mb <= 0.0:
+            raise ValueError(f"bucket_mb {self.bucket_mb} must be positive: a tiny value gives one bucket a parameter")
+        if self.split and (len(self.split) != self.pp or min(self.split) < 1):
+            raise ValueError(f"split {self.split} must name {self.pp} stages (pp) of at least one layer each")
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; expert parallelism is a second view of dp x cp x tp and adds none."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    def layers_of(self, stage: int, layers: int) -> range:
+        """Global layer numbers of one pipeline stage; without `split` the first stages take what does not divide."""
+        sizes = self.split or tuple(layers // self.pp + (i < layers % self.pp) for i in range(self.pp))
+        first = sum(sizes[:stage])
+        return range(first, first + sizes[stage])
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, on what, and which causes of lost time are injected on purpose."""
+
+    microbatch_size: int = 2  # sequences of one microbatch
+    microbatches: int = 4  # of one step and dp rank
+    steps: int = 6
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float = 0.0  # largest global gradient norm; 0: no clipping
+    padding: float = 0.0  # largest share of a sequence that is padding (the count differs from sequence to sequence)
+    seed: int = 0
+    slow_rank: int = -1  # this rank computes slow_ms longer in the first forward of every step
+    slow_ms: float = 0.0
+    late_rank: int = -1  # this rank's host sleeps late_ms before every step's first work
+    late_ms: float = 0.0
+    timeout_s: float = 300.0  # a communication that takes longer has failed
+
+    def __post_init__(self) -> None:
+        for name in ("microbatch_size", "microbatches", "steps"):
+            _at_least(name, getattr(self, name), 1)
+        if self.dtype in LATER_DTYPES:
+            raise ValueError(f"dtype {self.dtype} is not built yet: take float32")
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.lr <= 0.0:
+            raise ValueError(f"lr {self.lr} must be positive")
+        for name in ("weight_decay", "clip", "slow_ms", "late_ms"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"{name} {getattr(self, name)} must not be negative: 0 turns it off")
+        if not 0.0 <= self.padding < 1.0:
+            raise ValueError(f"padding {self.padding} must lie in [0, 1): 0 pads nothing")
+        if self.timeout_s <= 0.0:
+            raise ValueError(f"timeout_s {self.timeout_s} must be positive")
+        for who in ("slow", "late"):
+            rank, ms = getattr(self, f"{who}_rank"), getattr(self, f"{who}_ms")
+            if (rank >= 0) != (ms > 0.0):
+                raise ValueError(f"{who}_rank and {who}_ms belong together: got rank {rank} and {ms} ms")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named model with the microbatch size that suits it."""
+
+    model: ModelConfig
+    microbatch_size: int
+
+
+PRESETS = {
+    "tiny": Preset(ModelConfig(), microbatch_size=2),
+    "small": Preset(ModelConfig(layers=8, hidden=256, heads=8, kv_heads=4, ffn=704, vocab=1024, seq=256), 2),
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset called `name`; ValueError names all of them."""
+    _one_of("preset", name, tuple(PRESETS))
+    return PRESETS[name]
+
+
+def global_batch(parallel: ParallelConfig, train: TrainConfig) -> int:
+    """Sequences of one step over all ranks: microbatch size x microbatches x dp."""
+    return train.microbatch_size * train.microbatches * parallel.dp
+
+
+def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> None:
+    """Refuse what only the three together show to be illegal."""
+    if parallel.pp > model.layers:
+        raise ValueError(
+            f"pp {parallel.pp} stages need a layer each, the model has {model.layers}: take pp {model.layers}"
+        )
+    if parallel.split and sum(parallel.split) != model.layers:
+        raise ValueError(f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}")
+    for name in ("slow_rank", "late_rank"):
+        rank = getattr(train, name)
+        if rank >= parallel.world_size:
+            last = parallel.world_size - 1
+            raise ValueError(f"{name} {rank} is not among the {parallel.world_size} ranks: take 0 to {last}")
+
+
+def as_dictionaries(
+    model: ModelConfig, parallel: ParallelConfig, train: TrainConfig
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The three as plain dictionaries, as run.json holds them (global batch and world size included)."""
+    return (
+        asdict(model),
+        {**asdict(parallel), "world_size": parallel.world_size},
+        {**asdict(train), "global_batch": global_batch(parallel, train)},
+    )
