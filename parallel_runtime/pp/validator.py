@@ -1,0 +1,228 @@
+"""Checks a pipeline's tables before a run: order, messages, deadlock (by simulation) and activation peak.
+
+The simulation is exact about what matters for a hang: sends are a rendezvous (they occupy their queue until the receive
+is posted), queues are FIFO without tags, and the training thread waits only for the input of a compute action.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stepscope.parallel_runtime.pp.schedules import (
+    SCHEDULES,
+    Action,
+    Place,
+    Table,
+    compute_tables,
+    destination_of,
+    source_of,
+    with_communication,
+)
+
+
+class ScheduleError(ValueError):
+    """A table that would compute something else, hang, or hold more activations than it promises."""
+
+
+def plan(schedule: str, stages: int, microbatches: int) -> tuple[Table, ...]:
+    """The complete, validated tables of all stages. ValueError (also ScheduleError) says what is wrong."""
+    computing = compute_tables(schedule, stages, microbatches)
+    tables = tuple(with_communication(table, stage, stages) for stage, table in enumerate(computing))
+    validate(tables, microbatches)
+    for stage, table in enumerate(tables):
+        peak, promised = activation_peak(table), SCHEDULES[schedule].activation_peak(stage, stages, microbatches)
+        if peak != promised:
+            raise ScheduleError(f"{schedule}: stage {stage} holds {peak} microbatches at once, promised {promised}")
+    return tables
+
+
+def validate(tables: Sequence[Table], microbatches: int, chunks: int = 1) -> None:
+    """Raise ScheduleError unless the tables compute each microbatch once, in order, and can be run to the end."""
+    for stage, table in enumerate(tables):
+        _check_order(stage, table, microbatches, chunks)
+        _check_messages(stage, table, len(tables), chunks)
+    simulate(tables, chunks=chunks)
+
+
+def _check_order(stage: int, table: Table, microbatches: int, chunks: int) -> None:
+    """Each chunk and microbatch: one forward, one backward, and one weight gradient if any is deferred, in this order."""
+    computing = [action for action in table if action.kind == "compute"]
+    deferred = any(action.phase == "weight_grad" for action in computing)
+    wanted = ["forward", "backward"] + ["weight_grad"] * deferred
+    for chunk in range(chunks):
+        for microbatch in range(microbatches):
+            phases = [a.phase for a in computing if (a.chunk, a.microbatch) == (chunk, microbatch)]
+            if phases != wanted:
+                found = ", ".join(phases) or "nothing"
+                raise ScheduleError(
+                    f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {found} instead of {', '.join(wanted)}"
+                )
+    if len(computing) != chunks * microbatches * len(wanted):
+        raise ScheduleError(f"stage {stage} computes a chunk or microbatch that does not exist")
+
+
+def _check_messages(stage: int, table: Table, stages: int, chunks: int) -> None:
+    """Each input from another stage is received once, before its use; each output for another sent once, after it."""
+    index = {action: position for position, action in enumerate(table)}
+    for action, times in Counter(table).items():
+        if times > 1:
+            raise ScheduleError(f"stage {stage} has {times} times {describe(action)}")
+    expected = set()
+    for action in table:
+        if action.kind != "compute":
+            continue
+        here = Place(stage, action.chunk)
+        source = source_of(action.phase, here, stages, chunks)
+        destination = destination_of(action.phase, here, stages, chunks)
+        if source is not None and source.stage != stage:
+            receive = action._replace(kind="receive")
+            expected.add(receive)
+            if index.get(receive, len(table)) > index[action]:
+                raise ScheduleError(f"stage {stage}: no receive before {describe(action)}")
+        if destination is not None and destination.stage != stage:
+            send = action._replace(kind="send")
+            expected.add(send)
+            if index.get(send, -1) < index[action]:
+                raise ScheduleError(f"stage {stage}: no send after {describe(action)}")
+    for action in table:
+        if action.kind != "compute" and action not in expected:
+            raise ScheduleError(f"stage {stage}: {describe(action)} belongs to no computation")
+
+
+def activation_peak(table: Table) -> int:
+    """Most (chunk, microbatch) pairs whose activations are alive at once.
+
+    They live from the forward to the backward, or to the weight gradient where it is deferred.
+    """
+    deferred = any(action.phase == "weight_grad" for action in table)
+    last = "weight_grad" if deferred else "backward"
+    alive = peak = 0
+    for action in table:
+        if action.kind == "compute":
+            alive += (action.phase == "forward") - (action.phase == last)
+            peak = max(peak, alive)
+    return peak
+
+
+def describe(action: Action) -> str:
+    """For messages: `send forward of microbatch 3 (chunk 0)`."""
+    return f"{action.kind} {action.phase} of microbatch {action.microbatch} (chunk {action.chunk})"
+
+
+# -- simulation --------------------------------------------------------------------------------------------------------
+
+
+class Timed(NamedTuple):
+    """A compute action with its virtual times."""
+
+    action: Action
+    start: float
+    end: float
+
+
+QueueOf = Callable[[Action], Hashable]
+
+
+def queue_by_role(action: Action) -> Hashable:
+    """The runtime's queues: one for each direction and role, four in all."""
+    return action.kind, action.phase
+
+
+@dataclass
+class _Stage:
+    """What the simulation knows of one stage."""
+
+    table: Table
+    position: int = 0
+    now: float = 0
+    queues: dict[Hashable, deque[tuple[Action, float]]] = field(default_factory=dict)  # posted, not yet done
+    free: dict[Hashable, float] = field(default_factory=dict)  # when the queue's last message was done
+    arrived: dict[Action, float] = field(default_factory=dict)
+    timed: list[Timed] = field(default_factory=list)
+
+
+def simulate(
+    tables: Sequence[Table],
+    durations: Mapping[str, float] | None = None,
+    transfer: float = 0,
+    chunks: int = 1,
+    queue_of: QueueOf = queue_by_role,
+) -> list[list[Timed]]:
+    """Run the tables in virtual time; each stage's compute actions with start and end.
+
+    `durations` gives the time of an action by phase (1 each by default), `transfer` that of a message, in one unit.
+    Raises ScheduleError on a deadlock and where a receive would meet another message than its own.
+    """
+    durations = durations or {}
+    stages = [_Stage(table) for table in tables]
+    moving = True
+    while moving:
+        advanced = [_advance(stage, number, stages, durations, chunks, queue_of) for number, stage in enumerate(stages)]
+        delivered = [_deliver(number, stages, transfer, chunks, queue_of) for number in range(len(stages))]
+        moving = any(advanced) or any(delivered)
+    for number, stage in enumerate(stages):
+        waiting = [action for queue in stage.queues.values() for action, _ in queue]
+        if stage.position < len(stage.table):
+            raise ScheduleError(f"deadlock: stage {number} never runs {describe(stage.table[stage.position])}")
+        if waiting:
+            raise ScheduleError(f"deadlock: stage {number} never completes {describe(waiting[0])}")
+    return [stage.timed for stage in stages]
+
+
+def _advance(
+    stage: _Stage,
+    number: int,
+    stages: Sequence[_Stage],
+    durations: Mapping[str, float],
+    chunks: int,
+    queue_of: QueueOf,
+) -> bool:
+    """Run the training thread of one stage until it waits; whether it got anywhere."""
+    begin = stage.position
+    while stage.position < len(stage.table):
+        action = stage.table[stage.position]
+        if action.kind != "compute":
+            stage.queues.setdefault(queue_of(action), deque()).append((action, stage.now))
+        else:
+            source = source_of(action.phase, Place(number, action.chunk), len(stages), chunks)
+            receive = action._replace(kind="receive")
+            if source is not None and source.stage != number:
+                if receive not in stage.arrived:
+                    break
+                stage.now = max(stage.now, stage.arrived[receive])
+            start = stage.now
+            stage.now += durations.get(action.phase, 1)
+            stage.timed.append(Timed(action, start, stage.now))
+        stage.position += 1
+    return stage.position > begin
+
+
+def _deliver(number: int, stages: Sequence[_Stage], transfer: float, chunks: int, queue_of: QueueOf) -> bool:
+    """Complete the sends of one stage whose receive stands at the head of its queue; whether any did."""
+    sender, delivered = stages[number], False
+    for key, queue in sender.queues.items():
+        while queue and queue[0][0].kind == "send":
+            action, posted = queue[0]
+            there = destination_of(action.phase, Place(number, action.chunk), len(stages), chunks)
+            if there is None:
+                raise ScheduleError(f"stage {number}: {describe(action)} has no destination")
+            receive = action._replace(kind="receive", chunk=there.chunk)
+            receiver, other = stages[there.stage], queue_of(receive)
+            if not receiver.queues.get(other):
+                break
+            head, ready = receiver.queues[other][0]
+            if head != receive:
+                if (head.kind, head.phase) == (receive.kind, receive.phase):
+                    raise ScheduleError(
+                        f"stage {there.stage} expects {describe(head)} where stage {number} does {describe(action)}"
+                    )
+                break
+            done = max(posted, ready, sender.free.get(key, 0), receiver.free.get(other, 0)) + transfer
+            sender.free[key] = receiver.free[other] = receiver.arrived[receive] = done
+            queue.popleft()
+            receiver.queues[other].popleft()
+            delivered = True
+    return delivered
