@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from pathlib import Path
 
 import typer
 
@@ -20,11 +19,11 @@ BROKEN_PIPE = 141
 
 
 def _raised_by_us(error: BaseException) -> bool:
-    """Whether the innermost frame of `error` is ours: then it speaks about the input, otherwise it is a bug."""
-    frames = traceback.extract_tb(error.__traceback__)
-    home = Path(__file__).resolve().parent.parent  # also holds the folders that the package links to
-    source = Path(frames[-1].filename).resolve() if frames else home
-    return home in source.parents and "site-packages" not in source.relative_to(home).parts
+    """Whether `error` was raised in a module of ours: then it speaks about the input, otherwise it is a bug."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).split(".")[0] == "stepscope"
 
 
 def _explain(error: Exception) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -24,18 +25,26 @@ COMMANDS = ("run", "analyze", "compare", "dashboard", "env")
 DEFAULT_COMMAND = "analyze"
 """What `stepscope PATH` means."""
 
+HELP_OPTIONS = ["--help", "-h"]
 
-def plain() -> bool:
-    """Whether output must carry no decoration: it is piped, or NO_COLOR is set."""
-    return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+
+def markup_mode() -> Literal["markdown"] | None:
+    """How help is drawn: boxes and colour on a terminal, plain where it is piped or NO_COLOR is set."""
+    return None if os.environ.get("NO_COLOR") or not sys.stdout.isatty() else "markdown"
+
+
+def as_command(name: str, function: Callable[..., object]) -> Any:
+    """One typer function as the click command `name`."""
+    single = typer.Typer(
+        add_completion=False, rich_markup_mode=markup_mode(), context_settings={"help_option_names": HELP_OPTIONS}
+    )
+    single.command(name)(function)
+    return typer.main.get_command(single)
 
 
 def load(name: str) -> Any:
     """The click command of `commands/NAME.py`."""
-    function = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-    single = typer.Typer(add_completion=False, rich_markup_mode=None if plain() else "markdown")
-    single.command(name)(function)
-    return typer.main.get_command(single)
+    return as_command(name, getattr(importlib.import_module(f"{__name__}.{name}"), name))
 
 
 class LazyGroup(TyperGroup):
@@ -79,8 +88,8 @@ def command_line() -> Any:
         cls=LazyGroup,
         add_completion=False,
         no_args_is_help=True,
-        rich_markup_mode=None if plain() else "markdown",
-        context_settings={"help_option_names": ["--help", "-h"]},
+        rich_markup_mode=markup_mode(),
+        context_settings={"help_option_names": HELP_OPTIONS},
     )
     app.callback()(root)
     return typer.main.get_command(app)
