@@ -302,7 +302,7 @@ LANE_ROLES = ("compute", "comm", "memcpy", "host")
 class Lane(NamedTuple):
     """One stream (or host thread) of one rank. `name` is what a person reads, `axis` the mesh axis that it serves."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs of a lane
     name: str
     role: str  # LANE_ROLES
     axis: str = ""
