@@ -1,0 +1,54 @@
+"""Where strategies enter the model. The model knows no communication: it calls these functions at its seams.
+
+The defaults are one device holding everything. A strategy folder offers functions with the same signatures, and
+`compose.py` puts them in; the model's own code and its parameter names stay the same under every layout.
+
+Shapes: S sequence, B batch, H hidden, V vocabulary; parts of a cut dimension have the same letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepscope.parallel_runtime.data import IGNORED
+from stepscope.parallel_runtime.model.attention import attention
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """One device holds the whole: nothing to move."""
+    return x
+
+
+def embed(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
+    """Rows of the embedding table, (S, B, H)."""
+    return F.embedding(tokens_SB, weight_VH)
+
+
+def summed_loss(x_SBH: Tensor, weight_VH: Tensor, targets_SB: Tensor) -> Tensor:
+    """Cross entropy summed over the tokens whose target is not IGNORED; at least in float32."""
+    logits = F.linear(x_SBH, weight_VH)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets_SB.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Seams:
+    """The functions that the model calls where a layout may cut it."""
+
+    tensor_parallel: int = 1
+    """Heads, key and value heads, feed-forward width and vocabulary are cut by this."""
+    enter: Callable[[Tensor], Tensor] = unchanged
+    """Input of a pair of matrices, cut by columns and then by rows."""
+    leave: Callable[[Tensor], Tensor] = unchanged
+    """Output of such a pair, before its bias is added."""
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attention
+    """q (B, N, S, D), k and v (B, K, S, D) -> (B, N, S, D)."""
+    embed: Callable[[Tensor, Tensor], Tensor] = embed
+    """tokens (S, B), table (V, H) -> (S, B, H)."""
+    summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
+    """x (S, B, H), head (V, H), targets (S, B) -> summed cross entropy, a scalar."""

@@ -1,0 +1,119 @@
+"""The same model and training step, written again for one process and for reading: what every layout must agree with.
+
+It shares with the runtime only the configuration and the initial value of each name; no module, no fused operation, no
+communication. All layouts are compared with it: loss, every gathered gradient and parameter (docs/numerics.md).
+
+Shapes: B sequences of the whole global batch, S sequence, H hidden, N query heads, K key and value heads, D head size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stepscope.parallel_runtime.config import ModelConfig, TrainConfig
+from stepscope.parallel_runtime.model.initial import initial_value, parameter_shapes
+
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+
+
+class Reference:
+    """Parameters by global name, their gradients after a step, and the optimizer."""
+
+    def __init__(self, config: ModelConfig, train: TrainConfig) -> None:
+        self.config, self.train, self.steps = config, train, 0
+        dtype = getattr(torch, train.dtype)
+        self.parameters = {
+            name: initial_value(name, shape, train.seed).to(dtype).requires_grad_()
+            for name, shape in parameter_shapes(config).items()
+        }
+        self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
+
+    def step(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[float, dict[str, Tensor]]:
+        """One training step on the global batch: (loss, gradient of each parameter). Negative targets do not count."""
+        loss = self.loss(tokens_BS, targets_BS)
+        gradients = dict(zip(self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True))
+        self.steps += 1
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                self._update(name, parameter, gradients[name])
+        return loss.item(), gradients
+
+    def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        """Mean of -log p(target) over the targets that count."""
+        log_probability = self.logits(tokens_BS).log_softmax(-1)
+        counts = targets_BS >= 0
+        chosen = log_probability.gather(-1, targets_BS.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return -(chosen * counts).sum() / counts.sum()
+
+    def logits(self, tokens_BS: Tensor) -> Tensor:
+        """(B, S, V)."""
+        p, config = self.parameters, self.config
+        x = p["embedding.weight"][tokens_BS]
+        for layer in range(config.layers):
+            name = f"layers.{layer}"
+            x = x + self._attention(f"{name}.attention", self._norm(f"{name}.attention_norm", x))
+            x = x + self._feed_forward(f"{name}.feed_forward", self._norm(f"{name}.feed_forward_norm", x))
+        head = p["embedding.weight" if config.tied else "head.weight"]
+        return self._norm("norm", x) @ head.T
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        y = x @ self.parameters[f"{name}.weight"].T
+        bias = self.parameters.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        weight, epsilon = self.parameters[f"{name}.weight"], self.config.norm_eps
+        if self.config.norm == "rmsnorm":
+            return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight
+        centred = x - x.mean(-1, keepdim=True)
+        spread = (centred.square().mean(-1, keepdim=True) + epsilon).sqrt()
+        return centred / spread * weight + self.parameters[f"{name}.bias"]
+
+    def _attention(self, name: str, x_BSH: Tensor) -> Tensor:
+        B, S, _ = x_BSH.shape
+        D, sharing = self.config.head_size, self.config.heads // self.config.kv_heads
+        q = self._rotate(self._linear(f"{name}.query", x_BSH).view(B, S, -1, D))
+        k = self._rotate(self._linear(f"{name}.key", x_BSH).view(B, S, -1, D))
+        v = self._linear(f"{name}.value", x_BSH).view(B, S, -1, D)
+        k, v = (t.repeat_interleave(sharing, dim=2) for t in (k, v))
+        scores = torch.einsum("bqnd,bknd->bnqk", q, k) / math.sqrt(D)
+        future = torch.ones(S, S, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        mixed = torch.einsum("bnqk,bknd->bqnd", weights, v)
+        return self._linear(f"{name}.output", mixed.reshape(B, S, -1))
+
+    def _rotate(self, x_BSND: Tensor) -> Tensor:
+        """Features i and i + D/2 are one complex number, turned by position * theta^(-2i/D)."""
+        half = self.config.head_size // 2
+        pair = torch.arange(half, dtype=x_BSND.dtype)
+        angle = torch.arange(x_BSND.shape[1], dtype=x_BSND.dtype)[:, None] * self.config.rope_theta ** (-pair / half)
+        number = torch.complex(x_BSND[..., :half], x_BSND[..., half:])
+        turned = number * torch.polar(torch.ones_like(angle), angle)[:, None, :]
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    def _feed_forward(self, name: str, x: Tensor) -> Tensor:
+        up = self._linear(f"{name}.up", x)
+        if self.config.activation == "gelu":
+            inner = up * (1 + torch.erf(up / math.sqrt(2))) / 2
+        else:
+            gate = self._linear(f"{name}.gate", x)
+            inner = gate * torch.sigmoid(gate) * up
+        return self._linear(f"{name}.down", inner)
+
+    def _update(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
+        """SGD, or AdamW (Loshchilov and Hutter 2019)."""
+        rate, decay = self.train.lr, self.train.weight_decay
+        if self.train.optimizer == "sgd":
+            parameter -= rate * (gradient + decay * parameter)
+            return
+        first, second = self.moments[name]
+        first.lerp_(gradient, 1 - ADAM_BETAS[0])
+        second.lerp_(gradient.square(), 1 - ADAM_BETAS[1])
+        mean = first / (1 - ADAM_BETAS[0] ** self.steps)
+        variance = second / (1 - ADAM_BETAS[1] ** self.steps)
+        parameter -= rate * (mean / (variance.sqrt() + ADAM_EPSILON) + decay * parameter)
