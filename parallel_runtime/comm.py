@@ -139,7 +139,7 @@ class Job(NamedTuple):
     op_id: int
     seq: int
     site: CommSite
-    source: torch.Tensor | None  # None: a receive
+    source: torch.Tensor  # of a receive: its output
     output: torch.Tensor  # of a send: its source
     splits: tuple[list[int], list[int]] | None  # rows sent to, received from each rank of the group (all_to_all)
     reduction: str
@@ -266,7 +266,7 @@ class Comm:
 
     def receive(self, output: torch.Tensor, axis: str, peer: int, *, strategy: str, stream: str) -> Handle | Ready:
         """Receive into `output` from the rank at place `peer` of the group."""
-        return self._issue("receive", axis, strategy, stream, None, output, peer)
+        return self._issue("receive", axis, strategy, stream, output, output, peer)
 
     def read_counts(self, counts: torch.Tensor, routing: Callable[[], list[int]] | None = None) -> list[int]:
         """Host integers of a device tensor: the only data-dependent read of the program. `routing` answers in dry runs."""
@@ -286,7 +286,7 @@ class Comm:
         axis: str,
         strategy: str,
         stream: str | None,
-        source: torch.Tensor | None,
+        source: torch.Tensor,
         output: torch.Tensor,
         peer: int = -1,
         peer_from: int = -1,
@@ -310,20 +310,19 @@ class Comm:
         axis: str,
         strategy: str,
         stream: str,
-        source: torch.Tensor | None,
+        source: torch.Tensor,
         output: torch.Tensor,
         peer: int,
         peer_from: int,
     ) -> CommSite:
         """The static facts of a call, built once per distinct call."""
-        sent = output if source is None else source
-        sizes = (sent.numel(), output.numel())
-        key = (collective, axis, strategy, stream, sent.dtype, sizes, peer, peer_from)
+        sizes = (source.numel(), output.numel())
+        key = (collective, axis, strategy, stream, source.dtype, sizes, peer, peer_from)
         site = self._sites.get(key)
         if site is None:
             if len(self._sites) >= SITE_CACHE:
                 self._sites.clear()
-            site = self._sites[key] = self._new_site(collective, axis, strategy, stream, sent, sizes, peer, peer_from)
+            site = self._sites[key] = self._new_site(collective, axis, strategy, stream, source, sizes, peer, peer_from)
         return site
 
     def _new_site(
@@ -332,7 +331,7 @@ class Comm:
         axis: str,
         strategy: str,
         stream: str,
-        sent: torch.Tensor,
+        source: torch.Tensor,
         sizes: tuple[int, int],
         peer: int,
         peer_from: int,
@@ -348,10 +347,10 @@ class Comm:
             group=group,
             ranks=ranks,
             stream=stream,
-            dtype=str(sent.dtype).removeprefix("torch."),
+            dtype=str(source.dtype).removeprefix("torch."),
             in_elements=sizes[0],
             out_elements=sizes[1],
-            bytes=elements * sent.element_size(),
+            bytes=elements * source.element_size(),
             peer=ranks[peer] if peer >= 0 else -1,
             peer_from=ranks[peer_from] if peer_from >= 0 else -1,
             name=collective,

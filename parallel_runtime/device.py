@@ -1,0 +1,84 @@
+"""The three devices that one program runs on: cpu with gloo, cuda with NCCL, and dry, where nothing is computed or moved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepscope.parallel_runtime.comm import Comm, DryComm
+from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.tracer.recorder import NullRecorder, Recorder
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "dry": "none"}
+
+_BUSY_SIDE = 64  # one product of this side takes some 10 us: the injected work ends within that of its time
+
+
+@dataclass(frozen=True)
+class Device:
+    """A kind of device; what differs between them is here and in the doors, nowhere else."""
+
+    kind: str
+    index: int = 0  # of the GPU that this rank uses
+
+    @classmethod
+    def named(cls, kind: str, index: int = 0) -> Device:
+        """`cpu`, `cuda`, `dry`, or `auto`: cuda where there is one. ValueError for a device that is not there."""
+        if kind == "auto":
+            kind = "cuda" if torch.cuda.is_available() else "cpu"
+        if kind not in BACKENDS:
+            raise ValueError(f"device {kind!r} is unknown: take one of {', '.join(BACKENDS)} or auto")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError("no CUDA device is available here (this torch sees none): take cpu")
+        return cls(kind, index)
+
+    @property
+    def backend(self) -> str:
+        """Name of the communication backend."""
+        return BACKENDS[self.kind]
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors live; dry ones have shapes only."""
+        return {"cpu": torch.device("cpu"), "dry": torch.device("meta")}.get(self.kind) or torch.device(
+            "cuda", self.index
+        )
+
+    def comm(
+        self,
+        mesh: Mesh,
+        rank: int,
+        recorder: Recorder | NullRecorder,
+        streams: Iterable[str],
+        timeout_s: float = 300.0,
+    ) -> Comm:
+        """This device's door to communication; the default process group must exist (launch.py), except for dry."""
+        if self.kind == "dry":
+            return DryComm(mesh, rank, recorder, streams)
+        if self.kind == "cuda":
+            from stepscope.parallel_runtime.comm_nccl import NcclComm
+
+            return NcclComm(mesh, rank, recorder, streams, timeout_s)
+        from stepscope.parallel_runtime.comm_gloo import GlooComm
+
+        return GlooComm(mesh, rank, recorder, streams, timeout_s)
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device (never within a step)."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.index)
+
+    def busy(self, milliseconds: float) -> None:
+        """Real work of about this long on the compute stream, without holding the interpreter: an injected cause."""
+        if self.kind == "cuda":
+            clock: Any = torch.cuda.get_device_properties(self.index)
+            torch.cuda._sleep(int(milliseconds * getattr(clock, "clock_rate", 1_500_000)))  # cycles; clock_rate in kHz
+        elif self.kind == "cpu":
+            end = time.perf_counter_ns() + int(milliseconds * 1e6)
+            work = torch.ones(_BUSY_SIDE, _BUSY_SIDE)
+            while time.perf_counter_ns() < end:
+                torch.mm(work, work)
