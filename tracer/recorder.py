@@ -54,6 +54,9 @@ class RowSink(Protocol):
 
     dropped: int
 
+    def begin(self, row: BeginRow) -> None:
+        """A step has begun."""
+
     def submit(self, chunks: Iterator[list[Row]]) -> None:
         """Take one step's rows; the iterator is drained on the sink's own thread, in order of submission."""
 
@@ -103,7 +106,7 @@ class Recorder:
         self._place, self._context = NOWHERE[2:], NOWHERE
         now = self._now()
         if self._writer is not None:
-            self._writer.submit(iter([[BeginRow(step, now + self.clock.offset_ns)]]))
+            self._writer.begin(BeginRow(step, now + self.clock.offset_ns))
         self._mark((now, STEP, step, NOWHERE))
 
     def end_step(self) -> None:
