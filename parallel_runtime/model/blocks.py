@@ -7,20 +7,17 @@ is added to the graph, no input needs a gradient, and shared or residual inputs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from stepscope.tracer.recorder import Recorder
+from stepscope.tracer.recorder import NullRecorder, Recorder
 
 
-def begin_block(recorder: Recorder, name: str, layer: int = -1) -> None:
+def begin_block(recorder: Recorder | NullRecorder, name: str, layer: int = -1) -> None:
     """The block's forward starts here and ends at the next mark."""
     recorder.block(name, "forward", layer)
 
 
-def end_block(output: Tensor, recorder: Recorder, name: str, layer: int = -1) -> Tensor:
+def end_block(output: Tensor, recorder: Recorder | NullRecorder, name: str, layer: int = -1) -> Tensor:
     """`output`, whose gradient starts the block's backward."""
     if output.requires_grad:
         output.register_hook(lambda gradient: recorder.block(name, "backward", layer))

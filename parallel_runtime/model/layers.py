@@ -7,7 +7,7 @@ Attributes are named so that `named_parameters` gives the global names of `initi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ from stepscope.parallel_runtime.config import ModelConfig
 from stepscope.parallel_runtime.model.attention import Rotation, rotate
 from stepscope.parallel_runtime.model.blocks import begin_block, end_block
 from stepscope.parallel_runtime.model.seams import Seams
-
-if TYPE_CHECKING:
-    from stepscope.tracer.recorder import Recorder
+from stepscope.tracer.recorder import NullRecorder, Recorder
 
 
 class Table(nn.Module):
@@ -116,7 +114,9 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One decoder layer: x + attention(norm(x)), then x + feed_forward(norm(x)). One block of the trace."""
 
-    def __init__(self, config: ModelConfig, recorder: Recorder, index: int, seams: Seams, **where: Any) -> None:
+    def __init__(
+        self, config: ModelConfig, recorder: Recorder | NullRecorder, index: int, seams: Seams, **where: Any
+    ) -> None:
         super().__init__()
         self.index, self.recorder = index, recorder
         self.attention_norm = Norm(config, **where)

@@ -6,7 +6,6 @@ Shapes: S sequence, B batch, H hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from stepscope.parallel_runtime.model.attention import rotation_of
 from stepscope.parallel_runtime.model.blocks import begin_block, end_block
 from stepscope.parallel_runtime.model.layers import Layer, Norm, Table
 from stepscope.parallel_runtime.model.seams import Seams
-
-if TYPE_CHECKING:
-    from stepscope.tracer.recorder import Recorder
+from stepscope.tracer.recorder import NullRecorder, Recorder
 
 
 class Stage(nn.Module):
@@ -32,7 +29,7 @@ class Stage(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        recorder: Recorder,
+        recorder: Recorder | NullRecorder,
         layers: Sequence[int] | None = None,
         first: bool = True,
         last: bool = True,
