@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from stepscope.parallel_runtime.comm import Comm, Handle, Ready
 from stepscope.parallel_runtime.dp.buckets import assign_buckets
 
+GRADIENTS = "gradients"
+"""Block of what the training thread does between the last backward and the optimizer."""
+
 
 class DataParallel:
     """Gradient buckets of `parameters` (in order of use) over the group of `axis`."""
@@ -65,6 +68,7 @@ class DataParallel:
     def finish(self) -> None:
         """After the last backward: reduce what is left, and wait for all buckets."""
         self._armed = False
+        self.comm.recorder.block(GRADIENTS)
         while len(self._handles) < len(self.buckets):
             self._reduce_next()
         for handle in self._handles:
