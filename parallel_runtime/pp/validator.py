@@ -52,16 +52,17 @@ def _check_order(stage: int, table: Table, microbatches: int, chunks: int) -> No
     computing = [action for action in table if action.kind == "compute"]
     deferred = any(action.phase == "weight_grad" for action in computing)
     wanted = ["forward", "backward"] + ["weight_grad"] * deferred
-    for chunk in range(chunks):
-        for microbatch in range(microbatches):
-            phases = [a.phase for a in computing if (a.chunk, a.microbatch) == (chunk, microbatch)]
-            if phases != wanted:
-                found = ", ".join(phases) or "nothing"
-                raise ScheduleError(
-                    f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {found} instead of {', '.join(wanted)}"
-                )
-    if len(computing) != chunks * microbatches * len(wanted):
-        raise ScheduleError(f"stage {stage} computes a chunk or microbatch that does not exist")
+    phases: dict[tuple[int, int], list[str]] = {(c, m): [] for c in range(chunks) for m in range(microbatches)}
+    for action in computing:
+        if (action.chunk, action.microbatch) not in phases:
+            raise ScheduleError(f"stage {stage}: {describe(action)} does not exist")
+        phases[action.chunk, action.microbatch].append(action.phase)
+    for (chunk, microbatch), found in phases.items():
+        if found != wanted:
+            instead = ", ".join(found) or "nothing"
+            raise ScheduleError(
+                f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {instead} instead of {', '.join(wanted)}"
+            )
 
 
 def _check_messages(stage: int, table: Table, stages: int, chunks: int) -> None:
