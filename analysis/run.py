@@ -51,13 +51,15 @@ class Run:
         health: Health | None = None,
         path: Path | None = None,
     ) -> None:
-        """`load(rank, columns)` reads one rank; `columns` None means all of them."""
+        """`load(rank, columns)` reads one rank: these event columns, or all of them (None); none of them (an empty
+        tuple) still gives strings, lanes and counters."""
         self.meta = meta
         self.ranks = sorted(ranks)
         self.health = health if health is not None else Health()
         self.path = path
         self._load = load
-        self._data: dict[int, RankData] = {}
+        self._columns: dict[int, Columns] = {}  # event columns read so far
+        self._beside: dict[int, RankData] = {}  # strings, lanes, counters
 
     @classmethod
     def from_memory(
@@ -68,27 +70,47 @@ class Run:
 
     def rank(self, rank: int) -> RankData:
         """All of one rank (cached); KeyError for a rank that the run does not have."""
-        if rank not in self._data:
-            if rank not in self.ranks:
-                raise KeyError(f"run {self.meta.name} has no rank {rank}")
-            self._data[rank] = self._load(rank, None)
-        return self._data[rank]
+        return self.part(rank)
 
     def columns(self, rank: int, *names: str) -> Columns:
-        """Some columns of one rank's events, all when none is named."""
+        """Some columns of one rank's events, all when none is named (cached, a column at a time)."""
+        self._check(rank)
         wanted = names or tuple(EVENT_COLUMNS)
-        if rank in self._data:
-            return {name: self._data[rank].events[name] for name in wanted}
-        return self._load(rank, wanted).events
+        have = self._columns.setdefault(rank, {})
+        missing = tuple(name for name in wanted if name not in have)
+        if missing:
+            events = self._load(rank, missing).events
+            have.update({name: events[name] for name in missing})
+        return {name: have[name] for name in wanted}
+
+    def part(self, rank: int, *names: str) -> RankData:
+        """As `rank`, with these event columns only."""
+        beside = self._side(rank)
+        return RankData(self.columns(rank, *names), beside.strings, beside.lanes, beside.counters)
 
     def strings(self, rank: int) -> tuple[str, ...]:
         """The string table that `name_id`, `group_id` and `dtype_id` of this rank point into."""
-        return self.rank(rank).strings
+        return self._side(rank).strings
 
     def lanes(self, rank: int) -> tuple[Lane, ...]:
         """The rank's streams and threads, by `Lane.index`."""
-        return self.rank(rank).lanes
+        return self._side(rank).lanes
+
+    def counters(self, rank: int) -> Columns:
+        """The rank's counter samples (schema.COUNTER_COLUMNS)."""
+        return self._side(rank).counters
 
     def release(self, rank: int) -> None:
         """Forget what was read of one rank (bounded memory over many ranks)."""
-        self._data.pop(rank, None)
+        self._columns.pop(rank, None)
+        self._beside.pop(rank, None)
+
+    def _side(self, rank: int) -> RankData:
+        self._check(rank)
+        if rank not in self._beside:
+            self._beside[rank] = self._load(rank, ())
+        return self._beside[rank]
+
+    def _check(self, rank: int) -> None:
+        if rank not in self.ranks:
+            raise KeyError(f"run {self.meta.name} has no rank {rank}")

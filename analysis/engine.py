@@ -1,0 +1,89 @@
+"""One function over many ranks: in this process, or in several.
+
+This is the only place that knows how work is spread, so that another engine needs no change anywhere else. The function
+and what it returns must be picklable for `processes`: pass paths and return summaries, never whole columns.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from typing import TypeVar
+
+from stepscope.analysis.errors import StepscopeError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+ENGINES = ("serial", "processes")
+
+
+def map_ranks(
+    fn: Callable[[Item], Result],
+    ranks: Iterable[Item],
+    engine: str = "serial",
+    workers: int | None = None,
+    done: Callable[[Item, Result], None] | None = None,
+) -> list[Result]:
+    """`[fn(rank) for rank in ranks]`, in that order, on the chosen engine.
+
+    `done(rank, result)` is called here as soon as a rank is finished (progress), in order of completion. The first
+    error ends the whole: a StepscopeError passes through, any other becomes a RuntimeError that names its rank.
+    `workers` defaults to the number of usable processors.
+    """
+    items = list(ranks)
+    if engine == "serial":
+        results = []
+        for item in items:
+            try:
+                results.append(fn(item))
+            except StepscopeError:
+                raise
+            except Exception as error:
+                raise _named(error, item) from error
+            if done is not None:
+                done(item, results[-1])
+        return results
+    if engine == "processes":
+        return _in_processes(fn, items, workers or usable_processors(), done)
+    raise ValueError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
+
+
+def usable_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_processes(
+    fn: Callable[[Item], Result],
+    items: list[Item],
+    workers: int,
+    done: Callable[[Item, Result], None] | None,
+) -> list[Result]:
+    # spawned, not forked: a fork would copy the locks of other threads (pyarrow, a dashboard) in whatever state they are
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context)
+    futures: dict[Future[Result], Item] = {}
+    try:
+        futures = {pool.submit(fn, item): item for item in items}
+        pending = set(futures)
+        while pending:
+            finished, pending = wait(pending, return_when=FIRST_EXCEPTION if done is None else "FIRST_COMPLETED")
+            for future in finished:
+                error = future.exception()
+                if isinstance(error, StepscopeError):
+                    raise error
+                if error is not None:
+                    raise _named(error, futures[future]) from error
+                if done is not None:
+                    done(futures[future], future.result())
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _named(error: BaseException, item: object) -> RuntimeError:
+    """The error to raise for one that happened in `item`."""
+    return RuntimeError(f"rank {item}: {type(error).__name__}: {error}")

@@ -1,0 +1,87 @@
+"""The lanes of one rank: its device streams and host threads, in the order in which a person wants to see them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.ingest.raw import Raw
+from stepscope.analysis.run import Columns
+from stepscope.tracer.schema import AXES, KINDS, LANE_ROLES, Lane
+
+_ROLE_OF_KIND = {"compute": "compute", "comm": "comm", "memcpy": "memcpy", "wait": "compute", "host": "host"}
+
+
+def build_lanes(
+    raw: Raw, events: Columns, device: np.ndarray, titles: dict[tuple[str, str], str]
+) -> tuple[tuple[Lane, ...], np.ndarray]:
+    """The lanes and each row's lane index.
+
+    A lane is one (pid, tid) of one side: host rows that a profiler wrote onto a device stream (annotations,
+    synchronisations) get a lane of their own, so that lanes of `device` rows hold nothing else. `titles` are the names
+    that the file gives its threads. Order: by role (compute, comm, memcpy, host), then device or process, then stream.
+    """
+    pid, tid = raw.columns["pid"].astype(np.int64), raw.columns["tid"].astype(np.int64)
+    key = ((pid + 1) << 33) | ((tid + 1) << 1) | device
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    edges = np.searchsorted(inverse[order], np.arange(len(first) + 1))
+    device_ids = {(int(pid[row]), int(tid[row])) for row in first.tolist() if device[row]}
+    lanes = []
+    for lane, row in enumerate(first.tolist()):
+        rows = order[edges[lane] : edges[lane + 1]]
+        at = (_text(raw, "pid", row), _text(raw, "tid", row))
+        title = titles.get(at, "").strip()
+        if device[row]:
+            stream = int(raw.columns["stream"][rows].max())
+            one = Lane(lane, title or f"stream {at[1]}", _role(events, rows), _axis(events, rows), max(stream, -1), *at)
+        else:
+            title = title or f"thread {at[1]}"
+            beside = (int(pid[row]), int(tid[row])) in device_ids
+            one = Lane(lane, title + " annotations" * beside, "host", _axis(events, rows), -1, *at)
+        lanes.append(one)
+    ranked = sorted(lanes, key=_place)
+    new_index = np.zeros(len(lanes), np.int32)
+    for index, one in enumerate(ranked):
+        new_index[one.index] = index
+    return tuple(one._replace(index=index) for index, one in enumerate(ranked)), new_index[inverse]
+
+
+def _role(events: Columns, rows: np.ndarray) -> str:
+    """The role with the most time on a device lane; the waits of a training thread count as compute."""
+    kinds = events["kind"][rows]
+    time = dict.fromkeys(LANE_ROLES, 0)
+    for kind in np.unique(kinds).tolist():
+        time[_ROLE_OF_KIND[KINDS[kind]]] += int(events["dur_ns"][rows[kinds == kind]].sum()) + 1
+    return max(LANE_ROLES, key=lambda role: time[role])
+
+
+def _axis(events: Columns, rows: np.ndarray) -> str:
+    """The one mesh axis of the lane's communication, empty where there are none or several."""
+    axes = np.unique(events["axis"][rows])
+    axes = axes[axes >= 0]
+    return AXES[axes[0]] if len(axes) == 1 else ""
+
+
+def _place(lane: Lane) -> tuple[object, ...]:
+    return (LANE_ROLES.index(lane.role), _number(lane.pid), lane.pid, _number(lane.tid), lane.tid, lane.index)
+
+
+def _number(text: str) -> int:
+    digits = "".join(character for character in text if character.isascii() and character.isdigit())
+    return int(digits[:18]) if digits else -1
+
+
+def _text(raw: Raw, column: str, row: int) -> str:
+    code = int(raw.columns[column][row])
+    return raw.strings[code] if code >= 0 else ""
+
+
+def thread_names(raw: Raw) -> dict[tuple[str, str], str]:
+    """(pid, tid) -> what the file's `thread_name` rows (`ph: M`) call it."""
+    columns = raw.columns
+    metadata = np.flatnonzero(columns["label"] >= 0)
+    return {
+        (_text(raw, "pid", row), _text(raw, "tid", row)): _text(raw, "label", row)
+        for row in metadata.tolist()
+        if _text(raw, "ph", row) == "M" and _text(raw, "name", row) == "thread_name"
+    }

@@ -1,0 +1,171 @@
+"""What a trace file says, column by column, before anybody decides what it means.
+
+A reader (the byte scanner, or a plain JSON parser) fills one array a field; `normalize` turns them into the column store.
+Times are integer nanoseconds read from the decimal text, strings are codes into one table, missing is MISSING or -1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MISSING = np.iinfo(np.int64).min
+INT64_MAX = np.iinfo(np.int64).max
+
+
+class Field(NamedTuple):
+    """One field of an event: our column, how it is read, and the keys that carry it (in `args` unless `top`)."""
+
+    column: str
+    form: str  # time (us in the file, ns here) | integer | text
+    keys: tuple[str, ...]
+    top: bool = False
+
+
+FIELDS = (
+    Field("ts", "time", ("ts",), top=True),
+    Field("dur", "time", ("dur",), top=True),
+    Field("stream", "integer", ("stream",)),
+    Field("device", "integer", ("device",)),
+    Field("correlation", "integer", ("correlation",)),
+    Field("external_id", "integer", ("External id", "external id")),
+    Field("in_elements", "integer", ("In msg nelems",)),
+    Field("out_elements", "integer", ("Out msg nelems",)),
+    Field("group_size", "integer", ("Group size",)),
+    Field("seq", "integer", ("Seq",)),
+    Field("source_rank", "integer", ("Src Rank",)),
+    Field("destination_rank", "integer", ("Dst Rank",)),
+    Field("root_rank", "integer", ("Root Rank",)),
+    Field("bytes", "integer", ("bytes",)),
+    Field("issue_ns", "integer", ("issue_ns",)),
+    Field("op_id", "integer", ("op_id",)),
+    Field("waits_for", "integer", ("waits_for",)),
+    Field("stage", "integer", ("stage",)),
+    Field("chunk", "integer", ("chunk",)),
+    Field("microbatch", "integer", ("microbatch",)),
+    Field("layer", "integer", ("layer",)),
+    Field("step", "integer", ("step",)),  # our rows: which step begins here
+    Field("partial", "integer", ("partial",)),  # a step that the recording ended in
+    Field("unfinished", "integer", ("unfinished",)),  # a communication that the recording ended in
+    Field("ph", "text", ("ph",), top=True),
+    Field("cat", "text", ("cat",), top=True),
+    Field("name", "text", ("name",), top=True),
+    Field("pid", "text", ("pid",), top=True),
+    Field("tid", "text", ("tid",), top=True),
+    Field("collective", "text", ("Collective name",)),
+    Field("dtype", "text", ("dtype",)),
+    Field("group_name", "text", ("Process Group Name", "Process Group ID")),
+    Field("group_description", "text", ("Process Group Description",)),
+    Field("group_ranks", "text", ("Process Group Ranks",)),
+    Field("phase", "text", ("phase",)),
+    Field("axis", "text", ("axis",)),
+    Field("strategy", "text", ("strategy",)),
+    Field("label", "text", ("name",)),  # args.name of a metadata row
+)
+NUMBERS = tuple(f.column for f in FIELDS if f.form != "text")
+TEXTS = tuple(f.column for f in FIELDS if f.form == "text")
+TIMES = tuple(f.column for f in FIELDS if f.form == "time")
+
+
+class CounterSample(NamedTuple):
+    """One value of one series of a counter row (`ph: C`)."""
+
+    time_ns: int  # as in the file: relative to the header's base
+    name: str
+    key: str
+    value: int
+
+
+class Repair(NamedTuple):
+    """Something in a file that is not as it should be: what, how often, and where first (uncompressed byte offset)."""
+
+    code: str
+    text: str
+    times: int
+    offset: int
+
+
+@dataclass
+class Raw:
+    """All events of one file, in file order, and everything beside them (`header`)."""
+
+    columns: dict[str, np.ndarray]  # NUMBERS int64 (MISSING), TEXTS int32 (-1)
+    strings: list[str]
+    header: dict[str, Any] = field(default_factory=dict)
+    counters: list[CounterSample] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    cut: str | None = None  # why the end is missing
+    cut_offset: int = -1
+
+    @property
+    def rows(self) -> int:
+        """Number of events."""
+        return len(self.columns["ts"])
+
+    def take(self, rows: np.ndarray) -> Raw:
+        """The same file with only these rows (mask or indices)."""
+        return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
+
+
+class Interner:
+    """Strings to codes, in order of appearance."""
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self.strings: list[str] = []
+        self._codes: dict[str, int] = {}
+        for text in strings:
+            self.code(text)
+
+    def code(self, text: str) -> int:
+        """The code of `text`, a new one when it has none."""
+        found = self._codes.get(text)
+        if found is None:
+            found = self._codes[text] = len(self.strings)
+            self.strings.append(text)
+        return found
+
+
+_DECIMAL = re.compile(r"\s*(-?)(\d+)(?:\.(\d*))?\s*\Z", re.ASCII)
+
+
+def exact_ns(text: str) -> int:
+    """Microseconds as decimal text -> ns, exactly; digits below the nanosecond are dropped. MISSING for no number.
+
+    >>> exact_ns("1712195495505582.988"), exact_ns("0.1"), exact_ns("1.5e3"), exact_ns("NaN") == MISSING
+    (1712195495505582988, 100, 1500000, True)
+    """
+    found = _DECIMAL.match(text)
+    if found:
+        sign, whole, part = found.groups()
+        value = int(whole) * 1000 + int(((part or "") + "000")[:3])
+        return _bounded(-value if sign else value)
+    return _scaled(text, 1000)
+
+
+def exact_integer(text: str) -> int:
+    """Decimal text -> int (a fraction is dropped), MISSING for no number or one beyond 64 bits."""
+    found = _DECIMAL.match(text)
+    if found:
+        sign, whole, _ = found.groups()
+        return _bounded(-int(whole) if sign else int(whole))
+    return _scaled(text, 1)
+
+
+def _bounded(value: int) -> int:
+    return value if -INT64_MAX <= value <= INT64_MAX else MISSING
+
+
+def _scaled(text: str, factor: int) -> int:
+    """Numbers with an exponent, and whatever is none."""
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        return MISSING
+    if not value.is_finite() or value.adjusted() > 19:
+        return MISSING
+    return _bounded(int(value * factor))

@@ -1,0 +1,247 @@
+"""The column store of one run: Parquet files that every later open reads instead of the traces (docs/column_store.md).
+
+A store is built in a temporary directory and renamed into place, so that it is whole or absent. Each of its files carries
+the store's build id: a reader that meets a file of another build (somebody rebuilt the store meanwhile) says so instead of
+mixing two states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.records import Health, HealthItem
+from stepscope.analysis.run import Columns, RankData, Run, empty_columns
+from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, MANIFEST_FILE, STORE_DIRECTORY, Lane, RunMeta
+
+STORE_VERSION = 1
+"""Counted up whenever a reader would fill the columns differently: older stores are rebuilt."""
+
+ROW_GROUP = 65536
+DELTA_COLUMNS = ("lane", "start_ns", "launch_id", "op_id", "issue_ns", "seq")
+"""Sorted or nearly sorted integers: differences pack best."""
+
+ABANDONED_S = 3600
+"""A temporary store that nobody touched for so long was left by a process that was killed."""
+
+
+class Builder:
+    """Writes one store; `commit` puts it into place, leaving without it removes every trace of it."""
+
+    def __init__(self, place: Path) -> None:
+        """`place`: where the store shall be; its parent must exist and be writable (OSError)."""
+        self.place = place
+        self.build = uuid.uuid4().hex
+        self.path = Path(tempfile.mkdtemp(prefix=f"{place.name}.new-", dir=place.parent))
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def commit(self, manifest: dict[str, Any]) -> Path:
+        """Write the manifest and rename the store into place, in front of an older one.
+
+        A store of the same sources that another process finished meanwhile is as good: then ours is dropped.
+        """
+        manifest = {"store_version": STORE_VERSION, "build": self.build, **manifest}
+        (self.path / MANIFEST_FILE).write_text(json.dumps(manifest, allow_nan=False), encoding="utf-8")
+        self.path.chmod(0o777 & ~_umask())
+        old = Path(f"{self.place}.old-{self.build}")
+        for _ in range(10):
+            try:
+                self.path.rename(self.place)
+                return self.place
+            except OSError:
+                present = read_manifest(self.place)
+                if present is not None and present["sources"] == manifest["sources"] and not manifest["replace"]:
+                    return self.place
+                try:
+                    self.place.rename(old)
+                except FileNotFoundError:  # another process has just taken it away: try again
+                    continue
+                shutil.rmtree(old, ignore_errors=True)
+        raise StepscopeError(f"{self.place} keeps being replaced by another process: try again")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove what killed processes left beside `place`."""
+    for left in place.parent.glob(f"{place.name}.*-*"):
+        try:
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
+        except FileNotFoundError:
+            continue
+
+
+def writable_place(source: Path, inside: bool) -> Path:
+    """Where the store of `source` belongs: inside a run directory if one may write there, else in the cache directory."""
+    if inside and os.access(source, os.W_OK) and _can_create(source):
+        return source / STORE_DIRECTORY
+    return cache_place(source)
+
+
+def cache_place(source: Path) -> Path:
+    """The store's place in the user's cache directory (`XDG_CACHE_HOME`), one a source path."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepscope"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StepscopeError(
+            f"cannot write {root} ({error.strerror}): set XDG_CACHE_HOME to a directory that can be written"
+        ) from error
+    name = hashlib.sha256(str(source).encode()).hexdigest()[:16]
+    return root / f"{source.name[:40] or 'run'}-{name}"
+
+
+def _can_create(directory: Path) -> bool:
+    """Access bits do not tell of a read-only mount or a full quota: only trying does."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"{STORE_DIRECTORY}.new-", dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_rank(directory: Path, build: str, rank: int, data: RankData) -> dict[str, Any]:
+    """Write one rank's three files; returns its manifest entry (rows, lanes, constant columns)."""
+    rows = len(data.events["start_ns"])
+    constants = {}
+    arrays = {}
+    for name in EVENT_COLUMNS:
+        values = data.events[name]
+        if rows and (values == values[0]).all():
+            constants[name] = int(values[0])
+        elif rows:
+            arrays[name] = values
+    _write(directory / events_file(rank), build, arrays)
+    _write(directory / strings_file(rank), build, {"text": pa.array(data.strings, pa.string())})
+    _write(directory / counters_file(rank), build, data.counters)
+    return {
+        "rank": rank,
+        "rows": rows,
+        "counters": len(data.counters["time_ns"]),
+        "constants": constants,
+        "lanes": [list(lane) for lane in data.lanes],
+    }
+
+
+def _write(path: Path, build: str, arrays: dict[str, Any]) -> None:
+    table = pa.table({name: pa.array(values) for name, values in arrays.items()})
+    delta = {name: "DELTA_BINARY_PACKED" for name in arrays if name in DELTA_COLUMNS}
+    pq.write_table(
+        table.replace_schema_metadata({"stepscope_build": build}),
+        path,
+        row_group_size=ROW_GROUP,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in arrays if name not in delta],
+        column_encoding=delta or None,
+    )
+
+
+def events_file(rank: int) -> str:
+    """Name of one rank's event file."""
+    return f"rank_{rank:05d}.events.parquet"
+
+
+def strings_file(rank: int) -> str:
+    """Name of one rank's string table."""
+    return f"rank_{rank:05d}.strings.parquet"
+
+
+def counters_file(rank: int) -> str:
+    """Name of one rank's counter file."""
+    return f"rank_{rank:05d}.counters.parquet"
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(place: Path) -> dict[str, Any] | None:
+    """The manifest of a store that this version reads, else None."""
+    try:
+        manifest = json.loads((place / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(manifest, dict) or manifest.get("store_version") != STORE_VERSION:
+        return None
+    return manifest
+
+
+def open_store(place: Path, manifest: dict[str, Any], path: Path) -> Run:
+    """A run whose columns are read from the store when they are asked for. `path` is where the run came from."""
+    meta = RunMeta.from_json(json.dumps(manifest["meta"]))
+    health = Health([HealthItem(**{**item, "touches": tuple(item["touches"])}) for item in manifest["health"]])
+    ranks = {entry["rank"]: entry for entry in manifest["ranks"]}
+    reader = _Reader(place, manifest["build"], ranks)
+    return Run(meta, ranks, reader.load, health, path)
+
+
+def health_to_json(items: list[HealthItem]) -> list[dict[str, Any]]:
+    """Health items as the manifest keeps them."""
+    return [asdict(item) for item in items]
+
+
+class _Reader:
+    """Loads columns of one store; refuses to mix in files of another build."""
+
+    def __init__(self, place: Path, build: str, ranks: dict[int, dict[str, Any]]) -> None:
+        self._place, self._build, self._ranks = place, build, ranks
+
+    def load(self, rank: int, columns: tuple[str, ...] | None) -> RankData:
+        """As `Run` asks: some event columns alone, or (None) everything; no column names: all but the events."""
+        entry = self._ranks[rank]
+        events = self._events(rank, entry, tuple(EVENT_COLUMNS) if columns is None else columns)
+        if columns:
+            return RankData(events)
+        strings = tuple(self._read(strings_file(rank), ["text"])["text"].to_pylist())
+        table = self._read(counters_file(rank), list(COUNTER_COLUMNS))
+        counters = {name: table[name].to_numpy() for name in COUNTER_COLUMNS}
+        return RankData(events, strings, tuple(Lane(*lane) for lane in entry["lanes"]), counters)
+
+    def _events(self, rank: int, entry: dict[str, Any], names: tuple[str, ...]) -> Columns:
+        rows, constants = entry["rows"], entry["constants"]
+        if not rows:
+            return empty_columns({name: EVENT_COLUMNS[name] for name in names})
+        stored = [name for name in names if name not in constants]
+        table = self._read(events_file(rank), stored) if stored else {}
+        return {
+            name: np.full(rows, constants[name], EVENT_COLUMNS[name]) if name in constants else table[name].to_numpy()
+            for name in names
+        }
+
+    def _read(self, file: str, columns: list[str]) -> pa.Table:
+        try:
+            with pq.ParquetFile(self._place / file) as parquet:
+                build = (parquet.schema_arrow.metadata or {}).get(b"stepscope_build", b"").decode()
+                if build == self._build:
+                    return parquet.read(columns=columns)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StepscopeError(
+                f"the store {self._place} is incomplete or damaged ({file}): open the run again with --refresh, or delete it"
+            ) from error
+        raise StepscopeError(f"the store {self._place} was rebuilt by another process meanwhile: open the run again")

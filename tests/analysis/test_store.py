@@ -1,0 +1,165 @@
+"""The column store: read back what was written, rebuilt when the sources change, never half, never mixed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_files import header, members, usual_steps, write_run
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import open_run, store
+from stepscope.analysis.run import RankData, Run, empty_columns, sort_events
+from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, Lane, RunMeta, rank_file
+
+
+def same(a: RankData, b: RankData) -> None:
+    assert a.strings == b.strings and a.lanes == b.lanes
+    for ours, theirs in ((a.events, b.events), (a.counters, b.counters)):
+        assert set(ours) == set(theirs)
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+            assert ours[name].dtype == theirs[name].dtype, name
+
+
+@st.composite
+def rank_data(draw: st.DrawFn) -> RankData:
+    rows = draw(st.integers(0, 40))
+    seed = draw(st.integers(0, 2**32 - 1))
+    random = np.random.default_rng(seed)
+    events = empty_columns(EVENT_COLUMNS, rows)
+    for name, dtype in EVENT_COLUMNS.items():
+        if draw(st.booleans()):
+            limit = np.iinfo(dtype).max
+            events[name] = random.integers(-1, draw(st.sampled_from([1, 100, limit])), rows).astype(dtype)
+    counters = empty_columns(COUNTER_COLUMNS, draw(st.integers(0, 5)))
+    strings = tuple(draw(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4)))
+    return RankData(sort_events(events), strings, (Lane(0, "a", "compute", "", 7, "0", "7"),), counters)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rank_data())
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, data: RankData) -> None:
+    place = tmp_path_factory.mktemp("store") / "run.store"
+    with store.Builder(place) as builder:
+        entry = store.write_rank(builder.path, builder.build, 3, data)
+        meta = json.loads(RunMeta("id", "name").to_json())
+        builder.commit({"sources": {}, "meta": meta, "health": [], "ranks": [entry], "replace": False})
+    manifest = store.read_manifest(place)
+    assert manifest is not None
+    run = store.open_store(place, manifest, place)
+    same(run.rank(3), data)
+    np.testing.assert_array_equal(
+        store.open_store(place, manifest, place).columns(3, "start_ns")["start_ns"], data.events["start_ns"]
+    )
+
+
+def test_a_second_open_reads_no_trace_and_says_the_same(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", ranks=(0,), complete=False)
+    parts = members(header(0), usual_steps(0))
+    (path / rank_file(0)).write_bytes(b"".join(parts[:-1]))
+    first = open_run(path)
+    kept = first.rank(0)
+    stamp = (path / ".stepscope" / "manifest.json").stat().st_mtime_ns
+    second = open_run(path)
+    assert (path / ".stepscope" / "manifest.json").stat().st_mtime_ns == stamp
+    assert second.health.items == first.health.items
+    assert [item.code for item in second.health.items] == ["incomplete_run", "missing_rank", "cut_file"]
+    same(second.rank(0), kept)
+
+
+@pytest.mark.parametrize("change", ["source", "version", "refresh", "damaged manifest"])
+def test_it_is_built_anew_when_it_must(tmp_path: Path, change: str) -> None:
+    path = write_run(tmp_path / "run")
+    manifest = path / ".stepscope" / "manifest.json"
+    open_run(path)
+    before = json.loads(manifest.read_text())
+    if change == "source":
+        (path / rank_file(1)).write_bytes(b"".join(members(header(1), usual_steps(1, count=2))))
+    elif change == "version":
+        manifest.write_text(json.dumps(before | {"store_version": 0}))
+    elif change == "damaged manifest":
+        manifest.write_text("{")
+    run = open_run(path, refresh=change == "refresh")
+    assert json.loads(manifest.read_text())["build"] != before["build"]
+    assert len(run.columns(1, "kind")["kind"]) == (10 if change == "source" else 15)
+    assert [entry.name for entry in path.iterdir() if entry.name.startswith(".stepscope")] == [".stepscope"]
+
+
+def test_a_run_that_was_rebuilt_meanwhile_is_not_mixed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    old = open_run(path)
+    old.columns(0, "kind")
+    open_run(path, refresh=True)
+    with pytest.raises(StepscopeError, match="rebuilt by another process"):
+        old.columns(0, "start_ns")
+
+
+def test_a_lost_file_is_said(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    run = open_run(path)
+    (path / ".stepscope" / store.events_file(0)).unlink()
+    with pytest.raises(StepscopeError, match="incomplete or damaged"):
+        run.columns(0, "kind")
+
+
+def test_a_place_that_cannot_be_written_falls_back_to_the_cache(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(tmp_path / "run")
+    monkeypatch.setattr(
+        store, "_can_create", lambda directory: False
+    )  # a read-only mount: root may write anywhere else
+    run = open_run(path)
+    assert not (path / ".stepscope").exists()
+    [place] = list((own_cache / "stepscope").iterdir())
+    same(open_run(path).rank(1), run.rank(1))
+    assert list((own_cache / "stepscope").iterdir()) == [place]
+
+
+def test_an_error_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "run")
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stepscope.analysis.ingest.runs._assemble", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_run(path)
+    assert sorted(entry.name for entry in path.iterdir()) == [rank_file(0), rank_file(1), "run.json"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    for name, age in ((".stepscope.new-old", 7200), (".stepscope.new-fresh", 0)):
+        (path / name).mkdir()
+        stamp = (path / name).stat().st_mtime - age
+        os.utime(path / name, (stamp, stamp))
+    open_run(path)
+    assert sorted(entry.name for entry in path.glob(".stepscope*")) == [".stepscope", ".stepscope.new-fresh"]
+
+
+def _open_and_count(path: str, gate: object, answers: object) -> None:
+    gate.wait()  # type: ignore[attr-defined]
+    run: Run = open_run(path)
+    answers.put(sum(len(run.columns(rank, "kind")["kind"]) for rank in run.ranks))  # type: ignore[attr-defined]
+
+
+def test_processes_that_open_the_same_run_at_once_all_see_it_whole(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", count=20)
+    context = multiprocessing.get_context("fork")
+    gate, answers = context.Barrier(4), context.Queue()
+    workers = [context.Process(target=_open_and_count, args=(str(path), gate, answers)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    counts = [answers.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(60)
+    assert counts == [200] * 4
+    assert [entry.name for entry in path.glob(".stepscope*")] == [".stepscope"]
