@@ -15,8 +15,9 @@ step's marks to the writer's background thread. `NullRecorder` has the same surf
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -40,13 +41,12 @@ from stepscope.tracer.rows import (
     Deriver,
     Mark,
     Row,
-    StepRow,
     Times,
     operation_of,
 )
 from stepscope.tracer.schema import Operation
 
-__all__ = ["CommSite", "NullRecorder", "Recorder", "RowSink"]
+__all__ = ["CommSite", "NullRecorder", "Recorder", "RowSink", "summary_of_ranks"]
 
 
 class RowSink(Protocol):
@@ -224,21 +224,27 @@ class Recorder:
         return [operation for row in rows if (operation := operation_of(row)) is not None]
 
     def summary(self) -> dict[str, Any]:
-        """The `recorder` object of run.json: level, measured overhead (share of the step time), steps not written.
+        """This rank's part of run.json's `recorder`; best asked for after `close`.
 
-        `overhead` = marks x cost of a mark / step time; `writer_share` = CPU time of the writing thread / step time.
-        Both None before the first step has ended.
+        `marks_share` = marks x measured cost of a mark / step time: what the training thread pays for certain.
+        `writer_share` = CPU time of the writing thread / step time: a share of it is hidden behind waits and kernels.
+        `overhead` is their sum, an upper bound; all None before a step has ended. `dropped` counts steps not written.
         """
-        mark_ns = cost_of_a_mark()
-        step_ns = self._totals["step_ns"]
+        totals, mark_ns = self._totals, cost_of_a_mark()
         writer_ns = self._writer.cpu_ns() if self._writer is not None else 0
+        marks_share = writer_share = overhead = None
+        if totals["step_ns"]:
+            marks_share = totals["marks"] * mark_ns / totals["step_ns"]
+            writer_share = writer_ns / totals["step_ns"]
+            overhead = marks_share + writer_share
         return {
             "level": self.level,
-            "overhead": self._totals["marks"] * mark_ns / step_ns if step_ns else None,
+            "overhead": overhead,
             "dropped": self._writer.dropped if self._writer is not None else 0,
-            "writer_share": writer_ns / step_ns if step_ns else None,
+            "marks_share": marks_share,
+            "writer_share": writer_share,
             "mark_ns": mark_ns,
-            "marks_per_step": self._totals["marks"] / self._totals["steps"] if self._totals["steps"] else None,
+            "marks_per_step": totals["marks"] / totals["steps"] if totals["steps"] else None,
         }
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -254,12 +260,11 @@ class Recorder:
 
     def _last_rows(self, marks: list[Mark], now: int) -> Iterator[list[Row]]:
         yield from self._file_rows(marks)
-        last = self._deriver.finish(now)
         end = now + self.clock.offset_ns
         yield [
             row._replace(start_ns=row.issue_ns, end_ns=max(end, row.issue_ns), unfinished=True) for row in self._pending
         ]
-        yield sorted(last, key=lambda row: isinstance(row, StepRow))
+        yield self._deriver.finish(now)
 
     def __enter__(self) -> Recorder:
         return self
@@ -338,17 +343,26 @@ class NullRecorder:
         self.close()
 
 
-def cost_of_a_mark(marks: int = 2000) -> float:
-    """Nanoseconds that one mark costs here and now: the middle of five loops over the calls that a step makes."""
-    samples = []
-    for _ in range(5):
-        recorder = Recorder(0, clock=Clock(0))
-        recorder.begin_step(0)
+def summary_of_ranks(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One `recorder` object for run.json from those of the ranks: shares of the dearest rank, all steps not written."""
+    if not summaries:
+        return {}
+    merged = dict(max(summaries, key=lambda summary: summary["overhead"] or 0.0))
+    merged["dropped"] = sum(summary["dropped"] for summary in summaries)
+    return merged
+
+
+def cost_of_a_mark(samples: int = 100) -> float:
+    """Nanoseconds that one mark costs here and now: the median over four calls that a step makes, with cold caches."""
+    recorder = Recorder(0, clock=Clock(0))
+    recorder.begin_step(0)
+    work, costs = bytearray(1 << 20), []
+    for number in range(samples):
+        bytes(work)  # what a step does between marks: it throws the recorder out of the fast caches
         start = time.perf_counter_ns()
-        for _ in range(marks // 4):
-            recorder.block("calibration", layer=0)
-            recorder.wait(0)
-            recorder.resume()
-            recorder.place(microbatch=len(recorder._marks))
-        samples.append((time.perf_counter_ns() - start) / marks)
-    return sorted(samples)[2]
+        recorder.block("calibration", layer=0)
+        recorder.wait(0)
+        recorder.resume()
+        recorder.place(microbatch=number)
+        costs.append((time.perf_counter_ns() - start) / 4)
+    return statistics.median(costs)

@@ -66,6 +66,8 @@ class RowText:
         self._streams: dict[str, int] = {}
         self._where: dict[Context, str] = {}
         self._compute: dict[Context, tuple[str, str]] = {}
+        self._waits: dict[str, str] = {}
+        self._flows: dict[tuple[str, int], str] = {}
         self._comm: dict[CommSite, tuple[str, str]] = {}
 
     def texts(self, row: Row) -> list[str]:
@@ -102,7 +104,9 @@ class RowText:
             head = self._head("X", "kernel", row.context[0], COMPUTE_STREAM)
             parts = (head, f',"args":{{"stream":{COMPUTE_STREAM}{self._place(row.context)}')
             _bounded(self._compute)[row.context] = parts
-        costs = "".join(f',"{n}":{int(cost)}' for n, cost in zip(COST_NAMES, row.costs, strict=False))
+        costs = ""
+        if row.costs:
+            costs = "".join(f',"{n}":{int(cost)}' for n, cost in zip(COST_NAMES, row.costs, strict=False))
         return f"{parts[0]}{self._span(row.start_ns, row.end_ns)}{parts[1]}{costs}}}}}"
 
     def _comm_texts(self, row: CommRow) -> list[str]:
@@ -122,7 +126,10 @@ class RowText:
         return texts
 
     def _wait_texts(self, row: WaitRow) -> list[str]:
-        head = self._head("X", "wait", wait_name(row.label), COMPUTE_STREAM)
+        head = self._waits.get(row.label)
+        if head is None:
+            head = self._head("X", "wait", wait_name(row.label), COMPUTE_STREAM)
+            _bounded(self._waits)[row.label] = head
         # correlation 0 means "launched by no call": a reader that joins host and device rows must not join this one
         args = f'"waits_for":{row.op_id},"correlation":0{self._place(row.context)}'
         text = f'{head}{self._span(row.start_ns, row.end_ns)},"args":{{{args}}}}}'
@@ -156,9 +163,11 @@ class RowText:
 
     def _flow(self, phase: str, op_id: int, thread: int, time_ns: int) -> str:
         number = (self._rank << 32) | op_id  # unique also when the files of several ranks are shown together
-        bind = ',"bp":"e"' if phase == "f" else ""
-        head = self._head(phase, "communication", "communication", thread)
-        return f'{head}{self._ts(time_ns)},"id":{number}{bind}}}'
+        head = self._flows.get((phase, thread))
+        if head is None:
+            head = self._head(phase, "communication", "communication", thread)
+            head = self._flows[phase, thread] = head + (',"bp":"e"' if phase == "f" else "")
+        return f'{head}{self._ts(time_ns)},"id":{number}}}'
 
     def _place(self, context: Context) -> str:
         text = self._where.get(context)
