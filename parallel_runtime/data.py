@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     """One rank's part of a step."""
 
     microbatches: tuple[Microbatch, ...]
-    valid_tokens: int  # targets that count, in the whole global batch
+    valid_tokens: int | Tensor  # targets that count, in the whole global batch
 
 
 def best_loss(vocab: int) -> float:

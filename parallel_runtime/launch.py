@@ -51,6 +51,20 @@ class World:
         self.store.set(f"{key}/{self.rank}", text)
         return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
+    def messages(self) -> tuple[Callable[[int, int], None], Callable[[int], int]]:
+        """send(rank, integer) and receive(rank), to compare clocks of hosts. All ranks call it together."""
+        group = None if self.device.backend == "gloo" else dist.new_group(backend="gloo")
+
+        def send(rank: int, value: int) -> None:
+            dist.send(torch.tensor([value]), rank, group)
+
+        def receive(rank: int) -> int:
+            value = torch.zeros(1, dtype=torch.int64)
+            dist.recv(value, rank, group)
+            return int(value)
+
+        return send, receive
+
 
 Program = Callable[..., Any]
 """`program(world, prepared, *arguments)`: the whole life of one rank."""

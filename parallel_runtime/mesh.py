@@ -84,8 +84,11 @@ class Mesh:
         return rank
 
     def axis_of(self, view: str) -> str:
-        """The schema's name of a view's axis: `embedding` runs along pp."""
-        return "pp" if view == "embedding" else view
+        """The schema's name of a view's axis: `embedding` runs along pp, `dp_cp` along dp where cp has one rank."""
+        if view == "embedding":
+            return "pp"
+        wide = [axis for axis in view.split("_") if axis in DENSE_AXES and getattr(self, axis) > 1]
+        return "_".join(wide) or view
 
     def group(self, view: str, rank: int) -> tuple[int, ...]:
         """Ranks of the group of `view` that holds `rank`, ascending; empty when it is in none (`embedding` only)."""

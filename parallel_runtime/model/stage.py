@@ -56,7 +56,7 @@ class Stage(nn.Module):
             elif not first:
                 self.embedding = Table(rows, config.hidden, dtype=dtype, device=device)
 
-    def forward(self, x_SBH: Tensor | None, microbatch: Microbatch, valid_tokens: int) -> Tensor:
+    def forward(self, x_SBH: Tensor | None, microbatch: Microbatch, valid_tokens: int | Tensor) -> Tensor:
         """Boundary activation (S, B, H), or on the last slice the microbatch's part of the loss.
 
         The loss is the sum over this microbatch's valid tokens divided by `valid_tokens`, the number in the whole
@@ -73,7 +73,7 @@ class Stage(nn.Module):
         begin_block(self.recorder, "embedding")
         return end_block(self.seams.embed(tokens_SB, self.embedding.weight), self.recorder, "embedding")
 
-    def _loss(self, x_SBH: Tensor, targets_SB: Tensor, valid_tokens: int) -> Tensor:
+    def _loss(self, x_SBH: Tensor, targets_SB: Tensor, valid_tokens: int | Tensor) -> Tensor:
         begin_block(self.recorder, "head")
         weight = self.embedding.weight if self.config.tied else self.head.weight
         loss = self.seams.summed_loss(self.norm(x_SBH), weight, targets_SB) / valid_tokens

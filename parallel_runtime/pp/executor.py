@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from stepscope.parallel_runtime.comm import Comm, Handle, Ready
 from stepscope.parallel_runtime.data import Batch
+from stepscope.parallel_runtime.memory import ActivationCounter
 from stepscope.parallel_runtime.pp.schedules import Action, Place, Table, destination_of, source_of
 from stepscope.parallel_runtime.pp.validator import activation_peak
+from stepscope.tracer.recorder import NullRecorder
 
 BOUNDARY = "boundary"
 """Block of what the training thread does between a stage's own blocks: handing tensors over."""
@@ -32,8 +34,10 @@ class PipelineExecutor:
         boundary_shape: Sequence[int],
         dtype: torch.dtype,
         device: torch.device | str,
+        activations: ActivationCounter | None = None,
     ) -> None:
         """`boundary_shape`: of an activation between stages, normally (S, B, H)."""
+        self._activations = activations or ActivationCounter(chunks, NullRecorder())
         self.chunks, self.table, self.comm = chunks, table, comm
         self.boundary = (tuple(boundary_shape), dtype, device)
         self.stage, self.stages = comm.index("pp"), comm.size("pp")
@@ -88,9 +92,11 @@ class PipelineExecutor:
         x = self._arrived(action)
         if x is not None:
             x.requires_grad_()
-        y = self.chunks[action.chunk](x, self._batch.microbatches[action.microbatch], self._batch.valid_tokens)
+        with self._activations.measuring(action.chunk):
+            y = self.chunks[action.chunk](x, self._batch.microbatches[action.microbatch], self._batch.valid_tokens)
         self.comm.recorder.block(BOUNDARY)
         self._alive[action.chunk, action.microbatch] = (x, y)
+        self._activations.sample(chunk for chunk, _ in self._alive)
         if self._destination(action) is not None:
             self._outgoing[action._replace(kind="send")] = y.detach()
         else:
@@ -104,6 +110,7 @@ class PipelineExecutor:
             self._sent_forward.pop(key).wait()
         torch.autograd.backward(y, gradient)
         self.comm.recorder.block(BOUNDARY)
+        self._activations.sample(chunk for chunk, _ in self._alive)
         if x is not None:
             assert x.grad is not None, "a boundary activation without gradient: the stage does not use its input"
             self._outgoing[action._replace(kind="send")] = x.grad

@@ -1,0 +1,149 @@
+"""Applies the strategies of a configuration in one documented order, and holds what a step needs.
+
+    1  mesh and streams        who communicates with whom, through what
+    2  seams                   what tensor, sequence and context parallelism put into the model
+    3  stages                  this rank's layers, initial values from (seed, name) alone
+    4  data parallelism        gradient buckets and their hooks
+    5  pipeline                the planned table and its executor
+    6  other reductions        grad_sync.py, after data parallelism
+    7  optimizer               over this rank's own parameters
+
+The same order on every device: a dry run composes the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stepscope.parallel_runtime import clip, grad_sync
+from stepscope.parallel_runtime.comm import PIPELINE_STREAMS, Comm
+from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
+from stepscope.parallel_runtime.data import IGNORED, Batch, local_batch
+from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.dp.data_parallel import DataParallel
+from stepscope.parallel_runtime.memory import ActivationCounter
+from stepscope.parallel_runtime.model.initial import initialise
+from stepscope.parallel_runtime.model.stage import Stage
+from stepscope.parallel_runtime.pp.executor import PipelineExecutor
+from stepscope.parallel_runtime.pp.schedules import Table
+from stepscope.parallel_runtime.pp.validator import plan
+
+REPLICAS = "dp_cp"
+"""The view whose ranks saw other tokens of the same step."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The three configurations of a run, which travel together."""
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    train: TrainConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters and activations."""
+        return getattr(torch, self.train.dtype)
+
+
+def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> tuple[str, ...]:
+    """Every stream that the program may use, the same on all ranks; those over one rank cost nothing."""
+    streams = ["loss", "dp", *PIPELINE_STREAMS, *grad_sync.streams_of(model, parallel)]
+    return (*streams, "clip") if train.clip > 0.0 else tuple(streams)
+
+
+def tables_of(parallel: ParallelConfig, train: TrainConfig) -> tuple[Table, ...]:
+    """The planned pipeline table of each stage, sends and receives included, validated."""
+    return plan(parallel.schedule, parallel.pp, train.microbatches)
+
+
+@dataclass
+class Program:
+    """One rank's composed program: the parts that a step calls (train.py), in the order of calling."""
+
+    configuration: Configuration
+    comm: Comm
+    device: torch.device
+    chunks: Sequence[Stage]
+    gradients: DataParallel
+    executor: PipelineExecutor
+    reductions: list[grad_sync.Reduction]
+    counted: list[nn.Parameter]  # in the gradient norm
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def ends_model(self) -> bool:
+        """Whether this rank computes the loss."""
+        return any(chunk.last for chunk in self.chunks)
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """This rank's parameters by global name, in order of use."""
+        return [named for chunk in self.chunks for named in chunk.named_parameters()]
+
+    def batch(self, step: int) -> Batch:
+        """This rank's part of the step's data. Loss ranks count its valid tokens over the whole global batch."""
+        c = self.configuration
+        batch = local_batch(c.model, c.train, c.parallel.dp, self.comm.index("dp"), step, self.device)
+        if not self.ends_model:
+            return batch
+        valid = sum((m.targets_SB != IGNORED).sum() for m in batch.microbatches)
+        assert isinstance(valid, Tensor)
+        return batch._replace(valid_tokens=self.comm.all_reduce(valid, REPLICAS, strategy="loss", stream="loss").wait())
+
+    def clip(self) -> Tensor | None:
+        """Clip the gradients where the configuration says so; the global norm."""
+        largest = self.configuration.train.clip
+        if largest == 0.0:
+            return None
+        return clip.clip_gradients(self.gradients.parameters, self.counted, largest, self.comm)
+
+
+def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
+    """Compose the program of `comm.rank`."""
+    model, parallel, train = configuration.model, configuration.parallel, configuration.train
+    where, stage = device.torch_device, comm.index("pp")
+    layers = parallel.layers_of(stage, model.layers)
+    part = Stage(
+        model,
+        comm.recorder,
+        layers,
+        first=stage == 0,
+        last=stage == parallel.pp - 1,
+        dtype=configuration.dtype,
+        device=where,
+    )
+    if device.kind != "dry":
+        initialise(part, model, train.seed)
+    chunks = [part]
+    named = [named for chunk in chunks for named in chunk.named_parameters()]
+    parameters = [parameter for _, parameter in named]
+    return Program(
+        configuration=configuration,
+        comm=comm,
+        device=where,
+        chunks=chunks,
+        gradients=DataParallel(parameters, comm, round(parallel.bucket_mb * 1e6), parallel.overlap),
+        executor=PipelineExecutor(
+            chunks,
+            tables_of(parallel, train)[stage],
+            comm,
+            (model.seq, train.microbatch_size, model.hidden),
+            configuration.dtype,
+            where,
+            ActivationCounter(chunks, comm.recorder),
+        ),
+        reductions=grad_sync.reductions_of(named, model, parallel),
+        counted=clip.owned(named, parallel, stage),
+        optimizer=_optimizer(parameters, train),
+    )
+
+
+def _optimizer(parameters: Sequence[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:
+    """One loop in C++ over all parameters (`foreach`); `fused` does not run on dry tensors."""
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, train.lr, weight_decay=train.weight_decay, foreach=True)
+    return torch.optim.AdamW(parameters, train.lr, weight_decay=train.weight_decay, foreach=True)

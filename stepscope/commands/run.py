@@ -1,0 +1,168 @@
+"""`stepscope run`: train a small transformer on several ranks, and record where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.commands.console import Quiet, say_next
+from stepscope.parallel_runtime.config import (
+    OPTIMIZERS,
+    PRESETS,
+    SCHEDULES,
+    ParallelConfig,
+    TrainConfig,
+    check,
+    global_batch,
+    preset,
+)
+from stepscope.parallel_runtime.naming import claim, claim_below, run_name
+
+if TYPE_CHECKING:
+    from stepscope.parallel_runtime.compose import Configuration
+
+LAYOUT, MODEL, TRAINING, CAUSES, RUN = "Layout", "Model", "Training", "Injected causes", "Run"
+
+
+def option(help: str, panel: str, *names: str) -> Any:
+    """One option of the command, under its heading."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+def run(
+    dp: Annotated[int, option("Data parallel replicas.", LAYOUT)] = 1,
+    pp: Annotated[int, option("Pipeline stages.", LAYOUT)] = 1,
+    tp: Annotated[int, option("Tensor parallel ranks (not built yet).", LAYOUT)] = 1,
+    cp: Annotated[int, option("Context parallel ranks (not built yet).", LAYOUT)] = 1,
+    ep: Annotated[int, option("Expert parallel ranks (not built yet).", LAYOUT)] = 1,
+    schedule: Annotated[str, option(f"Pipeline schedule: {', '.join(SCHEDULES)}.", LAYOUT)] = "1f1b",
+    bucket_mb: Annotated[float, option("Size of a gradient bucket in MB.", LAYOUT)] = ParallelConfig.bucket_mb,
+    overlap: Annotated[
+        bool, option("Reduce gradient buckets during backward, or all after it.", LAYOUT, "--overlap/--no-overlap")
+    ] = True,
+    preset_name: Annotated[str, option(f"Model: {', '.join(PRESETS)}.", MODEL, "--preset")] = "tiny",
+    layers: Annotated[int | None, option("Layers, in place of the preset's.", MODEL)] = None,
+    hidden: Annotated[int | None, option("Hidden width, in place of the preset's.", MODEL)] = None,
+    seq: Annotated[int | None, option("Tokens of a sequence, in place of the preset's.", MODEL)] = None,
+    tied: Annotated[bool, option("The output head is the embedding table.", MODEL, "--tied")] = False,
+    microbatches: Annotated[int, option("Microbatches of a step.", TRAINING)] = TrainConfig.microbatches,
+    microbatch_size: Annotated[
+        int | None, option("Sequences of a microbatch, in place of the preset's.", TRAINING)
+    ] = None,
+    steps: Annotated[int, option("Steps.", TRAINING)] = TrainConfig.steps,
+    dtype: Annotated[str, option("float32 or float64.", TRAINING)] = TrainConfig.dtype,
+    optimizer: Annotated[str, option(f"{' or '.join(OPTIMIZERS)}.", TRAINING)] = TrainConfig.optimizer,
+    lr: Annotated[float, option("Learning rate.", TRAINING)] = TrainConfig.lr,
+    clip: Annotated[float, option("Largest gradient norm; 0: no clipping.", TRAINING)] = TrainConfig.clip,
+    padding: Annotated[
+        float, option("Largest share of a sequence that is padding (it differs by sequence).", TRAINING)
+    ] = TrainConfig.padding,
+    seed: Annotated[int, option("Of initial values and data.", TRAINING)] = TrainConfig.seed,
+    slow_rank: Annotated[int, option("This rank computes longer in every step ...", CAUSES)] = -1,
+    slow_ms: Annotated[float, option("... by so many milliseconds.", CAUSES)] = 0.0,
+    late_rank: Annotated[int, option("This rank's host sleeps before every step ...", CAUSES)] = -1,
+    late_ms: Annotated[float, option("... for so many milliseconds.", CAUSES)] = 0.0,
+    out: Annotated[Path | None, option("Run directory; by default runs/, named after the layout.", RUN)] = None,
+    device: Annotated[str, option("cpu, cuda, or auto: cuda where there is one.", RUN)] = "auto",
+    record: Annotated[bool, option("Record the run, or only train.", RUN, "--record/--no-record")] = True,
+    timeout_s: Annotated[
+        float, option("A communication that takes longer has failed.", RUN, "--timeout")
+    ] = TrainConfig.timeout_s,
+    quiet: Quiet = False,
+) -> None:
+    """Train a small transformer on dp x pp ranks, and record where the time of every step goes.
+
+    The ranks are processes of this machine (CPU with gloo, or one GPU each with NCCL); under torchrun they are the ones
+    that torchrun started. The run directory holds one trace a rank, which also opens in Perfetto, and `run.json`.
+
+    Example: `stepscope run --dp 2 --pp 2 --schedule 1f1b --microbatches 8 --out runs/a`
+    """
+    from dataclasses import replace
+
+    chosen = preset(preset_name)
+    changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "seq": seq, "tied": tied or None}
+    model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
+    parallel = ParallelConfig(
+        pp=pp, dp=dp, cp=cp, ep=ep, tp=tp, schedule=schedule, bucket_mb=bucket_mb, overlap=overlap
+    )
+    train = TrainConfig(
+        microbatch_size=microbatch_size or chosen.microbatch_size,
+        microbatches=microbatches,
+        steps=steps,
+        dtype=dtype,
+        optimizer=optimizer,
+        lr=lr,
+        clip=clip,
+        padding=padding,
+        seed=seed,
+        slow_rank=slow_rank,
+        slow_ms=slow_ms,
+        late_rank=late_rank,
+        late_ms=late_ms,
+        timeout_s=timeout_s,
+    )
+    check(model, parallel, train)
+
+    from stepscope.parallel_runtime.compose import Configuration
+
+    name = run_name(preset_name, model, parallel, train)
+    _start(name, Configuration(model, parallel, train), out, device, record, quiet)
+
+
+def _start(
+    name: str, configuration: Configuration, out: Path | None, device_name: str, record: bool, quiet: bool
+) -> None:
+    """Launch the ranks; claim the directory once for all of them."""
+    import os
+
+    from stepscope.parallel_runtime.device import Device
+    from stepscope.parallel_runtime.launch import RankFailure, launch
+    from stepscope.parallel_runtime.train import RunSpec, run_rank
+
+    speaks = not quiet and os.environ.get("RANK", "0") == "0"
+    device = Device.named(device_name)
+    claimed: list[Path] = []
+
+    def prepare() -> str:
+        if not record:
+            return ""
+        claimed.append(claim(out) if out else claim_below(Path("runs"), name))
+        return str(claimed[0])
+
+    if speaks:
+        print(describe(name, configuration, device), flush=True)
+    spec = RunSpec(out.name if out else name, configuration, record, quiet)
+    try:
+        launch(
+            run_rank,
+            prepare,
+            (spec,),
+            world_size=configuration.parallel.world_size,
+            device=device.kind,
+            timeout_s=configuration.train.timeout_s,
+        )
+    except RankFailure as failure:
+        kept = f"\nWhat was recorded until then: stepscope analyze {claimed[0]}" if claimed else ""
+        raise StepscopeError(f"{failure}{kept}") from failure
+    if claimed and not quiet:
+        print(f"recorded in {claimed[0]}", flush=True)
+        say_next(f"stepscope analyze {claimed[0]}")
+
+
+def describe(name: str, configuration: Configuration, device: Any) -> str:
+    """What is about to run, in three lines: layout, model, batch."""
+    from stepscope.parallel_runtime.model.initial import parameter_count
+
+    model, parallel, train = configuration.model, configuration.parallel, configuration.train
+    degrees = " x ".join(f"{axis} {getattr(parallel, axis)}" for axis in ("pp", "dp", "cp", "tp"))
+    return "\n".join(
+        [
+            f"{name}: {parallel.world_size} ranks ({degrees}), {device.kind} with {device.backend}",
+            f"model: {model.layers} layers of {model.hidden}, {parameter_count(model):,} parameters, {train.dtype}",
+            f"batch: {train.microbatch_size} sequences x {train.microbatches} microbatches x dp {parallel.dp}"
+            f" = {global_batch(parallel, train)} sequences of {model.seq} tokens",
+        ]
+    )
