@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ def where(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -159,22 +161,43 @@ def test_nothing_is_pickled() -> None:
     assert not offences(paths, *PICKLING)
     lines = []
     for path in paths:
+        names = names_of(tree(path))
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 lines.append(f"{where(path)}:{node.value.lineno}")
             if isinstance(node, ast.Attribute) and node.attr in ("read_pickle", "to_pickle"):
                 lines.append(f"{where(path)}:{node.lineno}")
-            if isinstance(node, ast.Attribute) and dotted(node, names_of(tree(path))) in ("torch.load", "torch.save"):
+            if isinstance(node, ast.Attribute) and dotted(node, names) in ("torch.load", "torch.save"):
                 lines.append(f"{where(path)}:{node.lineno}")
     assert not lines
 
 
+def ours(name: str) -> Path | None:
+    """The file of a module of ours, `stepscope.a.b` or `stepscope.a.b.name`; None for what is not ours."""
+    parts = name.split(".")
+    for end in (len(parts), len(parts) - 1):
+        path = ROOT.joinpath(*parts[:end]).with_suffix(".py")
+        if parts[0] == "stepscope" and path.exists():
+            return path
+    return None
+
+
 @pytest.mark.parametrize("name", ["schema", "writer"])
 def test_what_analysis_sees_of_the_tracer_is_standard_library(name: str) -> None:
-    path = ROOT / "tracer" / f"{name}.py"
-    for line, module in imported(tree(path)):
-        top = module.split(".")[0]
-        assert top in sys.stdlib_module_names or within(module, "stepscope.tracer.schema"), f"{where(path)}:{line}"
+    seen: set[Path] = set()
+    ahead = [ROOT / "stepscope/tracer" / f"{name}.py"]
+    while ahead:
+        path = ahead.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for line, module in imported(tree(path)):
+            deeper = ours(module)
+            if deeper is None:
+                assert module.split(".")[0] in sys.stdlib_module_names, f"{where(path)}:{line} {module}"
+            else:
+                ahead.append(deeper)
+    assert all("/tracer/" in path.as_posix() for path in seen)
 
 
 def test_the_rooms_are_one_package() -> None:
