@@ -1,7 +1,7 @@
 """The same model and training step, written again for one process and for reading: what every layout must agree with.
 
 It shares with the runtime only the configuration and the initial value of each name; no module, no fused operation, no
-communication. All layouts are compared with it: loss, every gathered gradient and parameter (docs/numerics.md).
+communication. All layouts are compared with it: loss, every gathered gradient and parameter (protocol: CONTRIBUTING.md).
 
 Shapes: B sequences of the whole global batch, S sequence, H hidden, N query heads, K key and value heads, D head size,
 V vocabulary.
