@@ -57,8 +57,8 @@ class RowSink(Protocol):
     def begin(self, row: BeginRow) -> None:
         """A step has begun."""
 
-    def submit(self, chunks: Iterator[list[Row]]) -> None:
-        """Take one step's rows; the iterator is drained on the sink's own thread, in order of submission."""
+    def submit(self, chunks: Iterator[list[Row]], steps: int = 1) -> None:
+        """Take the rows of one step, or (`steps` 0) of none; drained on the sink's own thread, in order of submission."""
 
     def close(self) -> None:
         """Write what was submitted and complete the file."""
@@ -255,7 +255,7 @@ class Recorder:
             return
         self._closed = True
         if self._writer is not None:
-            self._writer.submit(self._last_rows(self._marks, self._now()))
+            self._writer.submit(self._last_rows(self._marks, self._now()), steps=int(self._step is not None))
             self._writer.close()
 
     def _last_rows(self, marks: list[Mark], now: int) -> Iterator[list[Row]]:

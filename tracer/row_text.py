@@ -182,13 +182,14 @@ class RowText:
     def _facts(self, site: CommSite) -> str:
         """The static arguments of a communication row."""
         ranks = ", ".join(str(int(rank)) for rank in site.ranks)
+        sizes = {"In msg nelems": site.in_elements, "Out msg nelems": site.out_elements, "bytes": site.bytes}
         facts = (
             f',"axis":"{clean(site.axis)}","strategy":"{clean(site.strategy)}"'
             f',"Collective name":"{clean(KINETO_COLLECTIVES.get(site.collective, site.collective))}"'
-            f',"dtype":"{clean(site.dtype)}","In msg nelems":{int(site.in_elements)}'
-            f',"Out msg nelems":{int(site.out_elements)},"bytes":{int(site.bytes)},"Group size":{len(site.ranks)}'
-            f',"Process Group Name":"{clean(site.group)}","Process Group Description":"mesh_{clean(site.axis)}"'
-            f',"Process Group Ranks":"[{ranks}]"'
+            + (f',"dtype":"{clean(site.dtype)}"' if site.dtype else "")
+            + "".join([f',"{name}":{int(size)}' for name, size in sizes.items() if size >= 0])
+            + f',"Group size":{len(site.ranks)},"Process Group Name":"{clean(site.group)}"'
+            f',"Process Group Description":"mesh_{clean(site.axis)}","Process Group Ranks":"[{ranks}]"'
         )
         if site.collective in POINT_TO_POINT:
             source, destination = self._ends(site)

@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,7 +32,7 @@ BACKLOG_STEPS = 256
 """Steps that may wait to be written; beyond, steps are dropped and counted (memory stays bounded)."""
 CLOSE_TIMEOUT_S = 60.0
 
-Chunks = Iterable[list[Row]]
+Chunks = Iterable[Sequence[Row]]
 
 
 def open_exclusively(path: Path) -> BinaryIO:
@@ -71,7 +71,7 @@ class RankWriter:
         self._good = 0  # bytes of whole members
         self._failed = self._closing = self._closed = False
         self._cpu_ns = 0
-        self._queue: queue.SimpleQueue[Chunks | BeginRow | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Chunks, int] | BeginRow | None] = queue.SimpleQueue()
         self._start(meta)
         self._thread = threading.Thread(target=self._run, name=f"trace writer {rank}", daemon=True)
         self._thread.start()
@@ -83,12 +83,12 @@ class RankWriter:
         if not self._failed:
             self._queue.put(row)
 
-    def submit(self, chunks: Chunks) -> None:
-        """One step's rows, in short lists; the iterable is drained on the writing thread, in order of submission."""
+    def submit(self, chunks: Chunks, steps: int = 1) -> None:
+        """The rows of one step (`steps` 0: of none), in short lists, drained on the writing thread in this order."""
         if self._failed or self._queue.qsize() > 2 * BACKLOG_STEPS:
-            self.dropped += 1
+            self.dropped += steps
             return
-        self._queue.put(chunks)
+        self._queue.put((chunks, steps))
 
     def cpu_ns(self) -> int:
         """CPU time that the writing thread has used so far."""
@@ -108,16 +108,14 @@ class RankWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
+            chunks, steps = ([[item]], 0) if isinstance(item, BeginRow) else item
             if self._failed:
-                self.dropped += not isinstance(item, BeginRow)
+                self.dropped += steps
                 continue
             try:
-                if isinstance(item, BeginRow):
-                    self._member([[item]], sync=False)
-                else:
-                    self._member(item, sync=True)
+                self._member(chunks, sync=not isinstance(item, BeginRow))
             except Exception as error:  # whatever it is, it must not reach the training
-                self.dropped += not isinstance(item, BeginRow)
+                self.dropped += steps
                 self._fail(error)
             self._cpu_ns = time.thread_time_ns()
         self._finish()
