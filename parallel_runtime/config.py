@@ -78,6 +78,7 @@ class ModelConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} must lie in [0, 1): 0 turns it off")
+        _not_built("dropout", self.dropout, 0.0, "dropout")
         if self.rope_theta <= 0.0 or self.norm_eps <= 0.0:
             raise ValueError("rope_theta and norm_eps must be positive: 10000 and 1e-5 are usual")
         _not_built("experts", self.experts, 0, "mixture of experts")

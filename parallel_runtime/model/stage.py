@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stepscope.parallel_runtime.config import ModelConfig
 from stepscope.parallel_runtime.data import Microbatch
-from stepscope.parallel_runtime.model.attention import rotation_of
+from stepscope.parallel_runtime.model.attention import Rotation, rotation_of
 from stepscope.parallel_runtime.model.blocks import begin_block, end_block
 from stepscope.parallel_runtime.model.layers import Layer, Norm, Table
 from stepscope.parallel_runtime.model.seams import Seams
@@ -42,6 +42,7 @@ class Stage(nn.Module):
         seams = seams or Seams()
         self.config, self.recorder, self.seams = config, recorder, seams
         self.first, self.last, self.dtype = first, last, dtype
+        self._rotated: tuple[Tensor, Rotation] | None = None
         numbers = range(config.layers) if layers is None else layers
         rows = config.vocab // seams.tensor_parallel
         if first:
@@ -62,12 +63,19 @@ class Stage(nn.Module):
         The loss is the sum over this microbatch's valid tokens divided by `valid_tokens`, the number in the whole
         global batch: so parts of all microbatches and ranks only ever add up, however unequal their token counts are.
         """
-        rotation = rotation_of(microbatch.positions_S, self.config.head_size, self.config.rope_theta, self.dtype)
+        rotation = self._rotation(microbatch.positions_S)
         x = self._embed(microbatch.tokens_SB) if self.first else x_SBH
         assert x is not None, "only the first slice makes its own input"
         for layer in self.layers.values():
             x = layer(x, rotation)
         return self._loss(x, microbatch.targets_SB, valid_tokens) if self.last else x
+
+    def _rotation(self, positions_S: Tensor) -> Rotation:
+        """Rotary angles, computed once for the microbatches of a step, which share one tensor of positions."""
+        if self._rotated is None or self._rotated[0] is not positions_S:
+            angles = rotation_of(positions_S, self.config.head_size, self.config.rope_theta, self.dtype)
+            self._rotated = (positions_S, angles)
+        return self._rotated[1]
 
     def _embed(self, tokens_SB: Tensor) -> Tensor:
         begin_block(self.recorder, "embedding")

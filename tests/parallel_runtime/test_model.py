@@ -178,6 +178,18 @@ def test_slices_together_are_the_model(config):
         )
 
 
+def test_positions_travel_with_the_tokens():
+    """Moved positions give the same loss, stretched ones another, also after a step with the usual ones."""
+    stage = whole_model(SMALL)
+    batch = local_batch(SMALL, TrainConfig(microbatches=1), 1, 0, 0).microbatches[0]
+    usual, moved, stretched = (
+        stage(None, batch._replace(positions_S=positions), 24).item()
+        for positions in (torch.arange(12), torch.arange(12) + 5, torch.arange(12) * 3)
+    )
+    assert math.isclose(usual, moved, rel_tol=1e-12)
+    assert abs(usual - stretched) > 1e-4
+
+
 def test_block_marks():
     """Every block in order, and backward in the opposite one; a slice without ends has only its layers."""
     marks = Marks()
