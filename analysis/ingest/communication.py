@@ -19,6 +19,9 @@ from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, code_of
 
 _COMM, _WAIT, _HOST = (KINDS.index(kind) for kind in ("comm", "wait", "host"))
 _SEND, _RECEIVE, _RING = (code_of(COLLECTIVES, word) for word in ("send", "receive", "ring_shift"))
+_NEVER_SEND_RECEIVE = tuple(code_of(COLLECTIVES, word) for word in ("all_reduce", "reduce", "broadcast", "barrier"))
+"""Collectives that NCCL never runs as its SendRecv kernel: an annotation that says so is about another kernel."""
+
 _DESCRIPTION = (
     *("in_elements", "out_elements", "seq", "source_rank", "destination_rank", "root_rank"),
     *("collective", "dtype", "group_name", "group_description", "group_ranks"),
@@ -110,7 +113,9 @@ def _collective_from_launch(raw: Raw, events: Columns, launches: np.ndarray, rul
         ]
         if len(around):
             innermost = around[int(np.argmax(start[around]))]
-            events["collective"][row] = rules.collective(raw.strings[columns["name"][innermost]])
+            found_code = rules.collective(raw.strings[columns["name"][innermost]])
+            if found_code not in _NEVER_SEND_RECEIVE or "SendRecv" not in raw.strings[columns["name"][row]]:
+                events["collective"][row] = found_code
 
 
 def _fill_bytes(raw: Raw, columns: Columns, events: Columns, rows: np.ndarray) -> None:

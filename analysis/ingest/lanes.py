@@ -33,9 +33,11 @@ def build_lanes(
         title = titles.get(at, "").strip()
         if device[row]:
             stream = int(raw.columns["stream"][rows].max())
-            one = Lane(lane, title or f"stream {at[1]}", _role(events, rows), _axis(events, rows), max(stream, -1), *at)
+            one = Lane(
+                lane, title or _stream_title(at[1]), _role(events, rows), _axis(events, rows), max(stream, -1), *at
+            )
         else:
-            title = title or f"thread {at[1]}"
+            title = title or _thread_title(*at)
             beside = (int(pid[row]), int(tid[row])) in device_ids
             one = Lane(lane, title + " annotations" * beside, "host", _axis(events, rows), -1, *at)
         lanes.append(one)
@@ -44,6 +46,14 @@ def build_lanes(
     for index, one in enumerate(ranked):
         new_index[one.index] = index
     return tuple(one._replace(index=index) for index, one in enumerate(ranked)), new_index[inverse]
+
+
+def _stream_title(tid: str) -> str:
+    return tid if tid.startswith("stream") else f"stream {tid}"
+
+
+def _thread_title(pid: str, tid: str) -> str:
+    return f"thread {tid}" if tid.lstrip("-").isdigit() else tid or pid or "trace"
 
 
 def _role(events: Columns, rows: np.ndarray) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.ingest import communication, damage
+from stepscope.analysis.ingest import communication, damage, doubts
 from stepscope.analysis.ingest.lanes import build_lanes, thread_names
 from stepscope.analysis.ingest.raw import MISSING, Interner, Raw
 from stepscope.analysis.ingest.rules import Rules
@@ -78,6 +78,8 @@ def normalize(raw: Raw, rules: Rules, own: bool) -> RankFile:
     events = sort_events(events)
     if not own:
         damage.cut_impossible(events, lanes, names.strings, result.note)
+        doubts.launches(events, names.strings, result.note)
+        doubts.unrecognised(events, lanes, names.strings, world_size(raw), result.note)
     if raw.cut is not None:
         if not own:
             damage.mark_cut(events, names.strings)
@@ -86,6 +88,13 @@ def normalize(raw: Raw, rules: Rules, own: bool) -> RankFile:
     result.data = RankData(events, tuple(names.strings), lanes, counters)
     result.facts = _facts(raw, events, device, groups)
     return result
+
+
+def world_size(raw: Raw) -> int | None:
+    """How many ranks the header says there are."""
+    info = raw.header.get("distributedInfo")
+    size = info.get("world_size") if isinstance(info, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def base_ns(raw: Raw) -> int:
@@ -208,7 +217,7 @@ def _facts(raw: Raw, events: Columns, device: np.ndarray, groups: list[dict[str,
     rows = len(events["start_ns"])
     return {
         "rank": info.get("rank") if isinstance(info.get("rank"), int) else None,
-        "world_size": info.get("world_size") if isinstance(info.get("world_size"), int) else None,
+        "world_size": world_size(raw),
         "backend": str(info.get("backend", "")),
         "host": str(raw.header.get("host_name", "")),
         "rows": rows,

@@ -20,6 +20,7 @@ _TABLES = {
     "communication": ("names", "fused", "host", "except"),
     "collectives": COLLECTIVES,
     "axes": AXES,
+    "ranks": (),  # any file name
 }
 
 
@@ -35,6 +36,7 @@ class Rules:
     _except: re.Pattern[str]
     _collectives: dict[str, int]
     _axes: tuple[tuple[re.Pattern[str], int], ...]
+    _ranks: tuple[tuple[str, int], ...]
 
     def category(self, cat: str) -> str:
         """kernel | memcpy | wait | launch | host for a row's category."""
@@ -64,6 +66,10 @@ class Rules:
         text = description.lower()
         return next((axis for pattern, axis in self._axes if pattern.match(text)), -1)
 
+    def rank(self, file: str) -> int | None:
+        """The rank that the user gave a file of this name, or None."""
+        return next((rank for glob, rank in self._ranks if fnmatch.fnmatch(file, glob)), None)
+
 
 def collective_of_kernel(name: str) -> int:
     """The collective that an NCCL kernel's own name gives (`ncclDevKernel_AllReduce_...`); -1 for SendRecv and Generic."""
@@ -92,6 +98,7 @@ def load_rules(user_file: str | None = None) -> Rules:
         _globs(communication["except"]),
         collectives,
         axes,
+        tuple(table["ranks"].items()),
     )
 
 
@@ -104,6 +111,10 @@ def _user_table(path: str) -> dict[str, Any]:
         raise StepscopeError(f"{path} is no valid TOML: {error}") from error
     for section, content in table.items():
         if section == "version":
+            continue
+        if section == "ranks" and isinstance(content, dict):
+            if not all(type(rank) is int and rank >= 0 for rank in content.values()):
+                raise StepscopeError(f"{path}: [ranks] must give whole numbers from 0 on to file names")
             continue
         known = _TABLES.get(section)
         if known is None or not isinstance(content, dict):
@@ -121,6 +132,9 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {"version": second["version"]}
     for section in _TABLES:
         ours, theirs = second[section], first.get(section, {})
+        if section == "ranks":
+            merged[section] = theirs
+            continue
         merged[section] = {**{key: list(words) for key, words in theirs.items()}}
         for key, words in ours.items():
             # an axis that both name is tried at the user's place, with both lists

@@ -201,6 +201,12 @@ def open_store(place: Path, manifest: dict[str, Any], path: Path) -> Run:
     return Run(meta, ranks, reader.load, health, path)
 
 
+def meta_to_json(meta: RunMeta) -> dict[str, Any]:
+    """What run.json would say, as the manifest keeps it."""
+    whole: dict[str, Any] = json.loads(meta.to_json())
+    return whole
+
+
 def health_to_json(items: list[HealthItem]) -> list[dict[str, Any]]:
     """Health items as the manifest keeps them."""
     return [asdict(item) for item in items]

@@ -129,7 +129,7 @@ def test_an_error_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.Monke
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepscope.analysis.ingest.runs._assemble", interrupted)
+    monkeypatch.setattr("stepscope.analysis.ingest.build._assemble", interrupted)
     with pytest.raises(KeyboardInterrupt):
         open_run(path)
     assert sorted(entry.name for entry in path.iterdir()) == [rank_file(0), rank_file(1), "run.json"]

@@ -1,0 +1,223 @@
+"""Open a store, or build it first: the part that all formats share.
+
+A format plans its tasks, reads one task into ranks (in whatever process), and says what the run as a whole is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.analysis.engine import map_ranks
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import store
+from stepscope.analysis.ingest.normalize import RankFile
+from stepscope.analysis.ingest.rules import load_rules
+from stepscope.analysis.records import HealthItem
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import STORE_DIRECTORY, GroupMeta, RunMeta
+
+PARALLEL_FROM = 64 << 20
+"""Files of more bytes than this together are read by several processes."""
+
+Entry = dict[str, Any]
+"""What the manifest says of one rank: `store.write_rank`'s, and file, facts, health; or broken and health."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a first read is."""
+
+    files_done: int
+    files: int
+    bytes_done: int
+    bytes: int
+
+
+ProgressCall = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One file to read into the store, in whatever process."""
+
+    format: str
+    path: str
+    rank: int | None  # as far as its name or the user tells
+    directory: Path
+    build: str
+    size: int = 0
+    rules: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return Path(self.path).name
+
+    def __str__(self) -> str:
+        return f"{self.rank} ({self.file})" if self.rank is not None else self.file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one run is read."""
+
+    path: Path  # where the run came from
+    inside: bool  # keep the store in that directory
+    sources: dict[str, Any]  # file -> size, modification time: what makes a store out of date
+    tasks: Callable[[Path, str], list[Task]]  # of a store's directory and build id
+    read: Callable[[Task], list[Entry]]  # a function of a module: processes must find it
+    describe: Callable[[list[Entry], list[HealthItem]], RunMeta]  # of the readable ranks; adds health
+
+
+def open_or_build(
+    plan: Plan,
+    progress: ProgressCall | None = None,
+    refresh: bool = False,
+    engine: str | None = None,
+    workers: int | None = None,
+) -> Run:
+    """The run, from its store when that is up to date, else read and stored first."""
+    if not refresh:
+        places = [plan.path / STORE_DIRECTORY] if plan.inside else []
+        for place in (*places, store.cache_place(plan.path)):
+            manifest = store.read_manifest(place)
+            if manifest is not None and manifest["sources"] == plan.sources:
+                return store.open_store(place, manifest, plan.path)
+    place = store.writable_place(plan.path, plan.inside)
+    store.remove_abandoned(place)
+    with store.Builder(place) as builder:
+        tasks = plan.tasks(builder.path, builder.build)
+        entries = _read(tasks, plan.read, progress, engine, workers)
+        manifest = {"sources": plan.sources, "replace": refresh, **_assemble(plan, entries)}
+        place = builder.commit(manifest)
+    committed = store.read_manifest(place)
+    if committed is None:
+        raise StepscopeError(f"the store {place} vanished while it was opened: try again")
+    return store.open_store(place, committed, plan.path)
+
+
+def _read(
+    tasks: list[Task],
+    read: Callable[[Task], list[Entry]],
+    progress: ProgressCall | None,
+    engine: str | None,
+    workers: int | None,
+) -> list[Entry]:
+    total = sum(task.size for task in tasks)
+    state = Progress(0, len(tasks), 0, total)
+
+    def done(task: Task, entries: list[Entry]) -> None:
+        nonlocal state
+        state = replace(state, files_done=state.files_done + 1, bytes_done=state.bytes_done + task.size)
+        if progress is not None:
+            progress(state)
+
+    if progress is not None:
+        progress(state)
+    parallel = len(tasks) > 1 and total > PARALLEL_FROM
+    results = map_ranks(read, tasks, engine or ("processes" if parallel else "serial"), workers, done)
+    return [entry for entries in results for entry in entries]
+
+
+def _assemble(plan: Plan, entries: list[Entry]) -> dict[str, Any]:
+    """The manifest: what the run is, what the ranks say, and what does not fit."""
+    _refuse_two_of_a_rank(entries)
+    entries = sorted(entries, key=lambda entry: (entry["rank"] is None, entry["rank"]))
+    health: list[HealthItem] = []
+    readable = [entry for entry in entries if not entry.get("broken")]
+    if not readable:
+        why = [item["text"] for entry in entries for item in entry["health"]]
+        raise StepscopeError(f"no rank of {plan.path} can be read: {'; '.join(why[:3]) or 'there is none'}")
+    meta = plan.describe(readable, health)
+    health += missing_ranks(meta, entries)
+    items = store.health_to_json(health) + [item for entry in entries for item in entry["health"]]
+    ranks = [{key: value for key, value in entry.items() if key != "health"} for entry in readable]
+    return {"meta": store.meta_to_json(meta), "health": items, "ranks": ranks}
+
+
+def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
+    """Two files that are one rank: by what they say themselves, else by the rank that they were given."""
+    files: dict[int, str] = {}
+    for entry in entries:
+        embedded = entry.get("facts", {}).get("rank")
+        rank = embedded if embedded is not None else entry["rank"]
+        if rank is not None and files.setdefault(rank, entry["file"]) != entry["file"]:
+            raise StepscopeError(
+                f"{files[rank]} and {entry['file']} are both rank {rank}: remove one of them, or say which rank each is "
+                "in the [ranks] table of a rules file"
+            )
+
+
+def written(task: Task, rank: int, result: RankFile) -> Entry:
+    """Write one rank into the store under way; its entry."""
+    result.data.events["rank"][:] = rank
+    entry = store.write_rank(task.directory, task.build, rank, result.data)
+    health = store.health_to_json([replace(item, rank=rank, file=task.file) for item in result.health])
+    return entry | {"file": task.file, "facts": result.facts, "health": health}
+
+
+def broken(task: Task, why: str) -> list[Entry]:
+    """The entry of a file that cannot be read: the run goes on without it."""
+    which = f"rank {task.rank}" if task.rank is not None else "its rank"
+    item = HealthItem(
+        "broken_rank",
+        f"{task.file} cannot be read ({why}): {which} is left out",
+        rank=task.rank,
+        file=task.file,
+        touches=("ledger", "summary", "collectives", "stragglers"),
+        broken=True,
+    )
+    return [{"rank": task.rank, "file": task.file, "broken": True, "health": store.health_to_json([item])}]
+
+
+def rules_of(task: Task) -> Any:
+    """The rules that the task's rows are classified by."""
+    return load_rules(task.rules)
+
+
+def meta_from_ranks(name: str, entries: list[Entry], source: str) -> RunMeta:
+    """What the ranks' own headers and rows say about the run; without a world size, the highest rank bounds it."""
+    facts = [entry["facts"] for entry in entries]
+    world = max(max(fact["world_size"] or 0 for fact in facts), max(entry["rank"] for entry in entries) + 1)
+    groups: dict[str, GroupMeta] = {}
+    for fact in facts:
+        for group in fact["groups"]:
+            known = groups.get(group["name"])
+            if known is None or (not known.axis and group["axis"]) or (not known.ranks and group["ranks"]):
+                groups[group["name"]] = GroupMeta(group["name"], group["axis"], tuple(group["ranks"]))
+    backends = sorted({fact["backend"] for fact in facts if fact["backend"]})
+    hosts = tuple(fact["host"] for fact in facts)
+    return RunMeta(
+        run_id=name,
+        name=name,
+        source=source,
+        complete=source == "imported",
+        world_size=world,
+        hosts=hosts if all(hosts) and len(hosts) == world else (),
+        groups=tuple(groups.values()),
+        backend=", ".join(backends),
+    )
+
+
+def missing_ranks(meta: RunMeta, entries: list[Entry]) -> list[HealthItem]:
+    """The ranks of the world that no file is of."""
+    present = {entry["rank"] for entry in entries}
+    missing = sorted(set(range(meta.world_size)) - present)
+    if not missing:
+        return []
+    listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    text = (
+        f"{len(missing)} of {meta.world_size} ranks have no file ({listed}): the waits of those that communicate with "
+        "them are lower bounds or cannot be split"
+    )
+    touches = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "unsplit_ns", "collectives", "stragglers")
+    return [HealthItem("missing_rank", text, rank=missing[0] if len(missing) == 1 else None, touches=touches)]
+
+
+def fingerprint(file: Path) -> list[int]:
+    """Size and modification time of a source."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]

@@ -1,0 +1,142 @@
+"""Traces of other programs: which of the given files are traces, of which format, and how to read them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import kineto
+from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
+from stepscope.analysis.ingest.detect import detect
+from stepscope.analysis.ingest.rules import load_rules
+from stepscope.analysis.records import HealthItem
+from stepscope.tracer.schema import RunMeta
+
+READERS: dict[str, Callable[[Task], list[Entry]]] = {"kineto": kineto.read_file}
+"""Format -> reader of one file."""
+
+FORMAT_NAMES = {"kineto": "PyTorch profiler (Kineto)"}
+
+
+def plan_foreign(paths: list[str], rules: str | None) -> Plan:
+    """How to read what `paths` name: files, directories, globs, URLs. StepscopeError when none of it is a trace."""
+    found: dict[str, list[str]] = {}
+    ignored: list[tuple[str, str]] = []
+    for file in _expanded(paths):
+        format, why = detect(file)
+        if format is None:
+            ignored.append((file, why))
+        else:
+            found.setdefault(format, []).append(file)
+    if not found:
+        said = "; ".join(f"{Path(file).name}: {why}" for file, why in ignored[:5]) or "the directory is empty"
+        raise StepscopeError(f"nothing in {', '.join(paths)} is a trace ({said})")
+    if len(found) > 1:
+        said = "; ".join(f"{FORMAT_NAMES[format]}: {Path(files[0]).name}" for format, files in found.items())
+        raise StepscopeError(f"the files are of several formats ({said}): give those of one run")
+    [(format, files)] = found.items()
+    hints = kineto.ranks_of(files, load_rules(rules))
+    identity = _identity(paths)
+    sources: dict[str, Any] = {file: _fingerprint(file) for file in files}
+    if rules is not None:
+        sources[f"rules {rules}"] = fingerprint(Path(rules))
+    tasks = partial(_tasks, format, files, hints, rules)
+    describe = partial(_describe, identity.name, ignored, hints)
+    return Plan(identity, False, sources, tasks, read_file, describe)
+
+
+def read_file(task: Task) -> list[Entry]:
+    """Read one file by its format's reader."""
+    return READERS[task.format](task)
+
+
+def _tasks(
+    format: str, files: list[str], hints: dict[str, int], rules: str | None, directory: Path, build: str
+) -> list[Task]:
+    return [Task(format, file, hints.get(file), directory, build, int(_fingerprint(file)[0]), rules) for file in files]
+
+
+def _describe(
+    name: str, ignored: list[tuple[str, str]], hints: dict[str, int], entries: list[Entry], health: list[HealthItem]
+) -> RunMeta:
+    if ignored:
+        listed = ", ".join(Path(file).name for file, _ in ignored[:10]) + (", ..." if len(ignored) > 10 else "")
+        health.append(HealthItem("ignored_files", f"{len(ignored)} files are no traces and were ignored: {listed}"))
+    unsaid = [entry for entry in entries if entry["facts"]["rank"] is None]
+    if unsaid and len(entries) > 1:
+        listed = ", ".join(f"{entry['file']} = {entry['rank']}" for entry in unsaid[:4])
+        text = f"{len(unsaid)} files do not say which rank they are of: taken from their names ({listed}, ...)"
+        health.append(HealthItem("rank_from_name", text))
+    return meta_from_ranks(name, entries, "imported")
+
+
+def _expanded(paths: list[str]) -> list[str]:
+    """Every file that the paths name, absolute, each once."""
+    files: list[str] = []
+    for path in paths:
+        if "://" in path:
+            files += _expanded_url(path)
+            continue
+        place = Path(path).expanduser()
+        if place.is_dir():
+            files += _in_directory(place)
+        elif place.exists():
+            files.append(str(place.resolve()))
+        else:
+            matches = [Path(match) for match in sorted(glob.glob(str(place), recursive=True))]
+            if not matches:
+                raise StepscopeError(f"there is no {path}: give a run directory, a trace, or a pattern that fits some")
+            for match in matches:
+                files += _in_directory(match) if match.is_dir() else [str(match.resolve())]
+    return list(dict.fromkeys(files))
+
+
+def _in_directory(directory: Path) -> list[str]:
+    """The directory's own files, else those of all directories below."""
+    own = [file for file in directory.iterdir() if file.is_file() and not file.name.startswith(".")]
+    if not any(detect(str(file))[0] for file in own):
+        below = (file for file in directory.rglob("*") if file.is_file())
+        own = [file for file in below if not any(part.startswith(".") for part in file.relative_to(directory).parts)]
+    return sorted(str(file.resolve()) for file in own)
+
+
+def _expanded_url(url: str) -> list[str]:
+    fs, path = _filesystem(url)
+    try:
+        if glob.has_magic(path):
+            names = fs.glob(path)
+        elif fs.isdir(path):
+            names = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
+        else:
+            names = [path]
+    except OSError as error:
+        raise StepscopeError(f"cannot list {url}: {error}") from error
+    return sorted(fs.unstrip_protocol(name) for name in names)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec  # only for URLs
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise StepscopeError(f"cannot open {url}: {error}") from error
+    return fs, path
+
+
+def _fingerprint(file: str) -> list[Any]:
+    if "://" not in file:
+        return fingerprint(Path(file))
+    fs, path = _filesystem(file)
+    info = fs.info(path)
+    return [info.get("size") or 0, str(info.get("mtime") or info.get("LastModified") or info.get("ETag") or "")]
+
+
+def _identity(paths: list[str]) -> Path:
+    """What the store in the cache directory is filed under."""
+    absolute = [path if "://" in path else str(Path(path).expanduser().resolve()) for path in paths]
+    return Path(absolute[0]) if len(absolute) == 1 else Path(absolute[0]).parent / "+".join(sorted(absolute))

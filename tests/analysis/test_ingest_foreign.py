@@ -1,0 +1,285 @@
+"""Traces of other programs, hand-made: what each odd thing becomes, and what is said of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trace_files import row
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import open_run
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import FLAG_DEVICE_COPY, FLAG_GRAPH, FLAG_IMPOSSIBLE, KINDS
+
+
+def write(path: Path, rows: list[dict], **header: Any) -> Path:
+    path.write_text(json.dumps({**header, "traceEvents": rows}))
+    return path
+
+
+def events_of(run: Run, rank: int = 0) -> list[tuple[str, str, int, int]]:
+    """(name, kind, start, duration) in ns, in the store's order."""
+    events, strings = run.columns(rank), run.strings(rank)
+    return [
+        (strings[name], KINDS[kind], int(start), int(dur))
+        for name, kind, start, dur in zip(*(events[c] for c in ("name_id", "kind", "start_ns", "dur_ns")), strict=True)
+    ]
+
+
+def codes(run: Run) -> list[str]:
+    return [item.code for item in run.health.items]
+
+
+def call(name: str, start: float, dur: float, correlation: int, tid: int = 1) -> dict:
+    return row(name, start, dur, cat="cuda_runtime", tid=tid, pid=99, correlation=correlation)
+
+
+def test_what_runs_on_a_device_and_what_does_not(tmp_path: Path) -> None:
+    rows = [
+        row("gemm", 0, 300),
+        row("ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)", 300, 600, tid=20),
+        row("cudaDeviceSynchronize", 300, 600, cat="cuda_sync", stream=7),
+        row("nccl:all_reduce", 300, 600, cat="gpu_user_annotation", tid=20),
+        row("launcher", 0, 50, cat="cpu_op", tid=1, pid=99, stream=7, kernel_backend="triton"),
+        row("Memcpy DtoD (Device -> Device)", 900, 10, cat="gpu_memcpy", stream=7),
+        row("Memset (Device)", 920, 10, cat="gpu_memset", stream=7),
+        row("Memcpy HtoD", 940, 10, cat="Memcpy", stream=7),
+        row("overhead", 0, 10, cat="overhead", tid=1, pid=99),
+    ]
+    run = open_run(write(tmp_path / "trace.json", rows))
+    kinds = {name: kind for name, kind, _, _ in events_of(run)}
+    assert kinds == {
+        "gemm": "compute",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)": "comm",
+        "cudaDeviceSynchronize": "host",
+        "nccl:all_reduce": "host",
+        "launcher": "host",
+        "Memcpy DtoD (Device -> Device)": "memcpy",
+        "Memset (Device)": "memcpy",
+        "Memcpy HtoD": "memcpy",
+        "overhead": "host",
+    }
+    assert [(lane.name, lane.role) for lane in run.lanes(0)] == [
+        ("stream 7", "compute"),
+        ("stream 20", "comm"),
+        ("thread 7 annotations", "host"),
+        ("thread 20 annotations", "host"),
+        ("thread 1", "host"),
+    ]
+    flags = dict(zip((name for name, *_ in events_of(run)), run.columns(0, "flags")["flags"], strict=True))
+    assert [name for name, flag in flags.items() if flag & FLAG_DEVICE_COPY] == ["Memcpy DtoD (Device -> Device)"]
+
+
+def test_stamps_are_exact(tmp_path: Path) -> None:
+    text = """{"traceEvents": [
+        {"ph":"X","cat":"kernel","name":"a","pid":0,"tid":7,"ts":1712195495505582.988,"dur":0.001,"args":{"correlation":9007199254740993}},
+        {"ph":"X","cat":"kernel","name":"b","pid":0,"tid":7,"ts":1712195495505590,"dur":1e3},
+        {"ph":"X","cat":"kernel","name":"c","pid":0,"tid":7,"ts":"1712195495506590.1234","dur":68.0}]}"""
+    (tmp_path / "t.json").write_text(text)
+    run = open_run(tmp_path / "t.json")
+    assert [(start, dur) for _, _, start, dur in events_of(run)] == [
+        (1712195495505582988, 1),
+        (1712195495505590000, 1_000_000),
+        (1712195495506590123, 68_000),
+    ]
+    assert run.columns(0, "launch_id")["launch_id"].tolist() == [9007199254740993, -1, -1]
+
+
+def test_relative_stamps_count_from_the_base(tmp_path: Path) -> None:
+    run = open_run(write(tmp_path / "t.json", [row("a", 1.5, 2)], baseTimeNanoseconds=1_700_000_000_000_000_000))
+    assert events_of(run) == [("a", "compute", 1_700_000_000_000_001_500, 2000)]
+
+
+def test_a_kernel_with_time_0_is_left_out_and_counted(tmp_path: Path) -> None:
+    run = open_run(write(tmp_path / "t.json", [row("a", 100, 10), row("empty", 0, 0), row("b", 120, 10)]))
+    assert [name for name, *_ in events_of(run)] == ["a", "b"] and codes(run) == ["zero_rows"]
+
+
+def test_real_overlap_on_one_lane_is_kept(tmp_path: Path) -> None:
+    run = open_run(write(tmp_path / "t.json", [row("a", 0, 100), row("b", 95, 100)]))
+    assert [(start, dur) for _, _, start, dur in events_of(run)] == [(0, 100_000), (95_000, 100_000)]
+    assert codes(run) == []
+
+
+def test_an_impossible_duration_is_cut_at_the_next_row(tmp_path: Path) -> None:
+    rows = [row(f"k{i % 3}", 100 * i, 100) for i in range(9)]
+    rows += [row("Memcpy HtoD", 900, 3_400_000, cat="gpu_memcpy", stream=7)]
+    rows += [row(f"k{i % 3}", 1000 + 100 * i, 100) for i in range(10)]
+    run = open_run(write(tmp_path / "t.json", rows))
+    cut = [(name, start, dur) for name, kind, start, dur in events_of(run) if kind == "memcpy"]
+    assert cut == [("Memcpy HtoD", 900_000, 100_000)]
+    flags = run.columns(0, "flags")["flags"]
+    assert (flags & FLAG_IMPOSSIBLE != 0).sum() == 1
+    assert sum(dur for *_, dur in events_of(run)) == 2_000_000
+    assert codes(run) == ["impossible_duration"] and run.health.status == "touched"
+
+
+def test_a_long_row_that_nothing_contradicts_stays(tmp_path: Path) -> None:
+    rows = [row("k", 100 * i, 100) for i in range(9)] + [row("k", 900, 50_000), row("tail", 950, 0)]
+    run = open_run(write(tmp_path / "t.json", rows))
+    assert max(dur for *_, dur in events_of(run)) == 50_000_000 and codes(run) == []
+
+
+def test_begin_and_end_rows_are_joined(tmp_path: Path) -> None:
+    def half(ph: str, name: str, ts: float, tid: int = 7) -> dict:
+        return {"ph": ph, "cat": "kernel", "name": name, "pid": 0, "tid": tid, "ts": ts}
+
+    rows = [half("B", "outer", 0), half("B", "inner", 10), half("B", "other", 5, tid=8), half("E", "", 20)]
+    rows += [half("E", "", 40), half("E", "", 9, tid=8), half("E", "lonely", 50), half("B", "open", 60)]
+    run = open_run(write(tmp_path / "t.json", rows))
+    assert events_of(run) == [
+        ("outer", "compute", 0, 40_000),
+        ("inner", "compute", 10_000, 10_000),
+        ("other", "compute", 5_000, 4_000),
+    ]
+    [item] = run.health.items
+    assert item.code == "loose_pairs" and item.text.startswith("2 ")
+
+
+def test_kernels_inherit_what_their_call_says(tmp_path: Path) -> None:
+    said = {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 8,
+        "Out msg nelems": 64,
+        "dtype": "BFloat16",
+        "Process Group Name": "4",
+        "Process Group Description": "mesh_tp",
+        "Process Group Ranks": "[0, 1, 2, 3, 8]",
+        "Seq": 12,
+    }
+    rows = [
+        row("record_param_comms", 0, 5, cat="cpu_op", tid=1, pid=99, **{"External id": 5}, **said),
+        row("ncclDevKernel_Generic", 50, 10, tid=20, **{"External id": 5}),
+        row("ncclDevKernel_Generic", 70, 10, tid=20, **{"External id": 6}),
+    ]
+    run = open_run(write(tmp_path / "t.json", rows))
+    events, strings = run.columns(0), run.strings(0)
+    comm = np.flatnonzero(events["kind"] == KINDS.index("comm"))
+    assert [strings[g] if g >= 0 else "" for g in events["group_id"][comm]] == ["4 [0-3,8]", ""]
+    assert events["seq"][comm].tolist() == [12, -1] and events["bytes"][comm].tolist() == [128, -1]
+    assert [(g.name, g.axis, g.ranks) for g in run.meta.groups] == [("4 [0-3,8]", "tp", (0, 1, 2, 3, 8))]
+
+
+def test_the_annotation_around_a_launch_names_the_collective(tmp_path: Path) -> None:
+    rows = [
+        row("nccl:all_to_all", 0, 20, cat="user_annotation", tid=1, pid=99),
+        call("cudaLaunchKernelExC", 5, 5, 77),
+        call("cudaLaunchKernelExC", 30, 5, 78),
+        call("cudaLaunchKernelExC", 6, 5, 79, tid=2),
+        *[row("ncclDevKernel_SendRecv(int)", 50 + 20 * i, 10, tid=20, correlation=77 + i) for i in range(3)],
+    ]
+    run = open_run(write(tmp_path / "t.json", rows))
+    comm = run.columns(0)["kind"] == KINDS.index("comm")
+    assert run.columns(0)["collective"][comm].tolist() == [3, -1, -1]
+
+
+def test_graph_launches_and_launch_doubts(tmp_path: Path) -> None:
+    rows = [call("cudaGraphLaunch", 0, 5, 5), call("cudaLaunchKernel", 90, 5, 6), call("cudaLaunchKernel", 95, 5, 7)]
+    rows += [row("k", 10 + 2 * i, 1, correlation=5) for i in range(10)] + [row("early", 80, 5, correlation=6)]
+    run = open_run(write(tmp_path / "t.json", rows))
+    events = run.columns(0)
+    assert (events["flags"] & FLAG_GRAPH != 0).sum() == 10 and (events["launch_id"] == 5).sum() == 11
+    said = {item.code: item.text for item in run.health.items}
+    assert said["earlier_than_launch"].startswith("1 device rows") and "10000 ns" in said["earlier_than_launch"]
+    assert said["launch_without_kernel"].startswith("1 of 3")
+
+
+def test_no_recognised_communication_is_said_with_the_longest_kernels(tmp_path: Path) -> None:
+    rows = [row("secret_ring", 0, 500, tid=20), row("gemm", 0, 100)]
+    world = {"rank": 1, "world_size": 2}
+    run = open_run(write(tmp_path / "t.json", rows, distributedInfo=world))
+    [item] = [item for item in run.health.items if item.code == "no_communication"]
+    assert "secret_ring (500 us), gemm (100 us)" in item.text and "visible_comm_ns" in item.touches
+    rules = tmp_path / "mine.toml"
+    rules.write_text('[communication]\nnames = ["secret_ring"]\n')
+    run = open_run(tmp_path / "t.json", rules=rules)
+    assert "no_communication" not in codes(run)
+    assert [kind for _, kind, _, _ in events_of(run, 1)] == ["compute", "comm"]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_from_names_and_from_the_files_themselves(tmp_path: Path) -> None:
+    for name, rank in (("a-rank-2.json", None), ("a-rank-10.json", None), ("a-rank-0.json", 0)):
+        write(tmp_path / name, [row(name, 0, 1)], **({"distributedInfo": {"rank": rank}} if rank is not None else {}))
+    run = open_run(tmp_path)
+    assert run.ranks == [0, 2, 10]
+    assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["a-rank-0.json", "a-rank-2.json", "a-rank-10.json"]
+    assert codes(run) == ["rank_from_name", "missing_rank"]
+    assert run.meta.world_size == 11 and run.health.items[1].text.startswith("8 of 11 ranks")
+
+
+def test_ranks_from_coordinates(tmp_path: Path) -> None:
+    for pp in range(2):
+        for tp in range(2):
+            write(tmp_path / f"17-TP-{tp}-DP-0-PP-{pp}-EP-0.trace.json", [row(f"pp{pp} tp{tp}", 0, 1)])
+    run = open_run(str(tmp_path / "17-*.json"))
+    assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["pp0 tp0", "pp0 tp1", "pp1 tp0", "pp1 tp1"]
+
+
+def test_names_without_a_rank_count_in_natural_order(tmp_path: Path) -> None:
+    for name in ("trace9.json", "trace10.json"):
+        write(tmp_path / name, [row(name, 0, 1)])
+    run = open_run(tmp_path)
+    assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["trace9.json", "trace10.json"]
+
+
+def test_the_users_map_gives_ranks(tmp_path: Path) -> None:
+    for name in ("x.json", "y.json"):
+        write(tmp_path / name, [row(name, 0, 1)])
+    rules = tmp_path / "mine.toml"
+    rules.write_text('[ranks]\n"x*" = 1\n"y*" = 0\n')
+    run = open_run([tmp_path / "x.json", tmp_path / "y.json"], rules=rules)
+    assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["y.json", "x.json"]
+
+
+def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path: Path) -> None:
+    for name in ("one.json", "two.json"):
+        write(tmp_path / name, [row("a", 0, 1)], distributedInfo={"rank": 0, "world_size": 2})
+    with pytest.raises(StepscopeError, match=r"one\.json and two\.json are both rank 0"):
+        open_run(tmp_path)
+
+
+def test_a_broken_file_leaves_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [row("a", 0, 1)])
+    (tmp_path / "rank1.json.gz").write_bytes(gzip.compress(b'{"traceEvents": ['))
+    run = open_run(tmp_path)
+    assert run.ranks == [0] and run.health.status == "broken"
+    assert [item.file for item in run.health.items if item.code == "broken_rank"] == ["rank1.json.gz"]
+
+
+def test_what_is_no_trace_is_refused_with_reasons(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("MIT")
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    (tmp_path / "empty.json").write_text("")
+    with pytest.raises(StepscopeError) as caught:
+        open_run(tmp_path)
+    said = str(caught.value)
+    assert "LICENSE: it is neither JSON" in said and "config.json: it is JSON without" in said and "empty" in said
+    with pytest.raises(StepscopeError, match="a pattern that fits some"):
+        open_run(str(tmp_path / "*.absent"))
+
+
+def test_files_below_a_directory_and_by_url(tmp_path: Path, own_cache: Path) -> None:
+    (tmp_path / "t" / "deep").mkdir(parents=True)
+    write(tmp_path / "t" / "deep" / "rank3.json", [row("a", 0, 1)])
+    assert open_run(tmp_path / "t").ranks == [3]
+    assert open_run(f"file://{tmp_path}/t/deep").ranks == [3]
+    assert open_run(f"file://{tmp_path}/t/deep/rank*.json").ranks == [3]
+    assert not list((tmp_path / "t").rglob(".stepscope*"))  # a foreign folder is left as it is
+    assert len(list((own_cache / "stepscope").iterdir())) == 3
+
+
+def test_a_top_level_list_and_strange_ids(tmp_path: Path) -> None:
+    rows = [row("a", 0, 1, pid="Spans", tid=""), row("b", 5, 1, tid="stream 7"), 17, {"no": "ph"}]
+    rows[1]["args"] = "not an object"
+    (tmp_path / "t.json").write_text("\ufeff" + json.dumps(rows), encoding="utf-8")
+    run = open_run(tmp_path / "t.json")
+    assert [name for name, *_ in events_of(run)] == ["a", "b"] or [name for name, *_ in events_of(run)] == ["b", "a"]
+    assert {(lane.pid, lane.tid) for lane in run.lanes(0)} == {("Spans", ""), ("0", "stream 7")}
