@@ -1,0 +1,364 @@
+"""The ledger: every nanosecond of every step of every rank belongs to one of six terms (docs/definitions.md).
+
+`decompose(run)` classifies each instant from intervals that are measured, never as a remainder, and checks that the
+terms of every row add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis import intervals
+from stepscope.analysis.intervals import Intervals
+from stepscope.analysis.ledger.blockers import Exposed, RankParts, exposed_waits
+from stepscope.analysis.ledger.classes import Charged, follow
+from stepscope.analysis.ledger.match import Matches, match_summaries
+from stepscope.analysis.ledger.parts import own_pipeline_last
+from stepscope.analysis.ledger.steps import Windows, tell, whole_steps
+from stepscope.analysis.ledger.summary import RankSummary, summaries
+from stepscope.analysis.records import LEDGER_COLUMNS, TERMS
+from stepscope.analysis.run import Run
+
+METHODS = ("direct", "inferred", "balanced")
+
+
+@dataclass
+class RankTime:
+    """Where one rank's time went, whole trace, the rank's own clock; the six terms are disjoint."""
+
+    summary: RankSummary
+    terms: dict[str, Intervals]
+    comm: Intervals  # in flight
+    transferring: Intervals  # transferring, or not to be split
+    unsplit: Intervals  # the part of visible_comm in which nothing that could be split was transferring
+    charged: Charged  # the exposed waits with their blockers
+    nonblocking: Intervals
+
+
+@dataclass
+class Decomposition:
+    """The ledger (records.LEDGER_COLUMNS, one row a rank and step), what it rests on, and the partition itself.
+
+    `steps`: one row a rank and step beside the ledger: window (own clock), cpu_step_ns, op_wait_ns (waiting of
+    operations, hidden or not, clipped to the window), nonblocking_ns (exposed waits on which no computation depended),
+    blocking_comm_ns (visible communication that a recorded wait names; NaN where no waits are recorded), in_means.
+    """
+
+    ledger: pd.DataFrame
+    steps: pd.DataFrame
+    matches: Matches
+    windows: dict[int, Windows]
+    method: str
+    time: dict[int, RankTime] = field(default_factory=dict, repr=False)
+
+    def segments(self, rank: int) -> pd.DataFrame:
+        """The partition of one rank: step, start_ns, end_ns, term; sorted, tiling every window, in the rank's own clock."""
+        windows, time = self.windows[rank], self.time[rank]
+        pieces = []
+        for code, term in enumerate(TERMS):
+            which, at = intervals.pairs(time.terms[term], windows.intervals)
+            low = np.maximum(time.terms[term][0][which], windows.intervals[0][at])
+            high = np.minimum(time.terms[term][1][which], windows.intervals[1][at])
+            pieces.append((low, high, np.full(len(at), code, np.int8), at))
+        start, end, kind, window = (np.concatenate([piece[i] for piece in pieces]) for i in range(4))
+        order = np.argsort(start, kind="stable")
+        steps = step_column(windows.steps)[windows.step_ns > 0]
+        return pd.DataFrame(
+            {
+                "step": steps[window[order]],
+                "start_ns": start[order],
+                "end_ns": end[order],
+                "term": pd.Series(pd.Categorical.from_codes(kind[order], categories=pd.Index(TERMS))),
+            }
+        )
+
+
+def step_column(steps: Sequence[int | str]) -> np.ndarray:
+    """Steps as an object array (numbers, or `all`)."""
+    column = np.empty(len(steps), object)
+    column[:] = steps
+    return column
+
+
+def decompose(
+    run: Run,
+    method: str = "direct",
+    axes: Mapping[str, str] | None = None,
+) -> Decomposition:
+    """The ledger of a run; health items go to `run.health`.
+
+    `axes`: process group name -> mesh axis where the trace does not tell.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    found = summaries(run)
+    matches = match_summaries(run, found, axes)
+    for summary in found:
+        tell(run.health, summary.windows.health)
+    times = direct_times(run, found, matches)
+    return assemble(found, matches, times, method)
+
+
+# -- the direct method -------------------------------------------------------------------------------------------------
+
+
+def direct_times(run: Run, found: Sequence[RankSummary], matches: Matches) -> list[RankTime]:
+    """Classify every instant of every rank from recorded communication."""
+    views = _rank_parts(run, found, matches)
+    bases = [_basis(summary, view) for summary, view in zip(found, views, strict=True)]
+    exposed = [
+        exposed_waits(view, base.waiting, summary.compute, summary.waits)
+        for summary, view, base in zip(found, views, bases, strict=True)
+    ]
+    charged = _follow(exposed, matches)
+    unsplit = _splittable(matches)
+    return [
+        _rank_time(summary, view, base, one, unsplit[view.part])
+        for summary, view, base, one in zip(found, views, bases, charged, strict=True)
+    ]
+
+
+def _follow(exposed: list[Exposed], matches: Matches) -> list[Charged]:
+    table, waits, clocks = matches.table, matches.waits, matches.clock
+    if table is None or waits is None or clocks is None:
+        return follow(exposed, np.empty(0, np.int64), [(one.start, one.end) for one in exposed])
+    common = []
+    for place, one in enumerate(exposed):
+        places = np.full(len(one.start), place)
+        common.append((one.start - clocks.ahead(places, one.start), one.end - clocks.ahead(places, one.end)))
+    return follow(exposed, table["rank"][waits.last], common)
+
+
+def _splittable(matches: Matches) -> np.ndarray:
+    """Of each part: can waiting and transferring be told apart (bool)."""
+    return matches.waits.split if matches.waits is not None else np.empty(0, bool)
+
+
+def _rank_parts(run: Run, found: Sequence[RankSummary], matches: Matches) -> list[RankParts]:
+    """Each rank's parts, times in its own clock."""
+    table, waits = matches.table, matches.waits
+    empty = np.empty(0, np.int64)
+    if table is None or waits is None:
+        return [RankParts(*[empty] * 9) for _ in found]
+    shift = table["arrival_own"] - table["arrival"]
+    own_last = own_pipeline_last(run.meta, table, matches.match_of_part)
+    order = np.where(table["op_id"] >= 0, table["op_id"], table["row"])
+    edges = np.searchsorted(table["rank"], np.arange(len(found) + 1))
+    columns = (
+        np.arange(len(table)),
+        table["arrival_own"],
+        table["end_own"],
+        np.minimum(waits.wait_end + shift, table["end_own"]),
+        own_last + shift,
+        table["axis"],
+        waits.last_arrival,
+        table["op_id"],
+        order,
+    )
+    return [RankParts(*(column[edges[i] : edges[i + 1]] for column in columns)) for i in range(len(found))]
+
+
+@dataclass
+class _Basis:
+    """Unions of one rank from which its terms are cut."""
+
+    comm: Intervals
+    transferring: Intervals
+    waiting: Intervals  # in flight, nothing transferring, nothing computing
+
+
+def _basis(summary: RankSummary, view: RankParts) -> _Basis:
+    comm = intervals.union(view.start, view.end)
+    transferring = intervals.union(view.wait_end, view.end)
+    waiting = intervals.subtract(intervals.subtract(comm, transferring), summary.compute)
+    return _Basis(comm, transferring, waiting)
+
+
+def _rank_time(summary: RankSummary, view: RankParts, base: _Basis, charged: Charged, split: np.ndarray) -> RankTime:
+    visible = intervals.subtract(base.transferring, summary.compute)
+    sure = intervals.union(view.wait_end[split], view.end[split])
+    bubble, nonblocking = charged.bubble, charged.nonblocking
+    busy = intervals.join(summary.compute, base.comm)
+    terms = {
+        "compute": summary.compute,
+        "visible_comm": visible,
+        "bubble": intervals.union(charged.start[bubble], charged.end[bubble]),
+        "imbalance": intervals.union(charged.start[~bubble], charged.end[~bubble]),
+        "memcpy": intervals.subtract(summary.memcpy, busy),
+        "idle": _idle(summary, busy),
+    }
+    unsplit = intervals.subtract(visible, sure)
+    return RankTime(
+        summary,
+        terms,
+        base.comm,
+        base.transferring,
+        unsplit,
+        charged,
+        intervals.union(charged.start[nonblocking], charged.end[nonblocking]),
+    )
+
+
+def _idle(summary: RankSummary, busy: Intervals) -> Intervals:
+    """Instants of the windows in which nothing of the rank is in flight."""
+    windows = summary.windows.intervals
+    if len(windows[0]) == 0:
+        return intervals.EMPTY
+    everything = intervals.join(busy, summary.memcpy)
+    free = intervals.complement(everything, int(windows[0].min()), int(windows[1].max()))
+    return intervals.intersect(free, intervals.join(windows))
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def assemble(found: Sequence[RankSummary], matches: Matches, times: Sequence[RankTime], method: str) -> Decomposition:
+    """Measure each term in each window; raises AssertionError if a row does not add up to its step."""
+    rows: list[pd.DataFrame] = []
+    beside: list[pd.DataFrame] = []
+    for summary, time in zip(found, times, strict=True):
+        if summary.windows.steps:
+            rows.append(_ledger_rows(summary, time, matches, method))
+            beside.append(_step_rows(summary, time, matches))
+    ledger = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=list(LEDGER_COLUMNS))
+    steps = pd.concat(beside, ignore_index=True) if beside else pd.DataFrame()
+    return Decomposition(
+        ledger.astype(LEDGER_COLUMNS),
+        steps,
+        matches,
+        {summary.rank: summary.windows for summary in found},
+        method,
+        {time.summary.rank: time for time in times},
+    )
+
+
+def _measure(one: Intervals, windows: Windows) -> np.ndarray:
+    return intervals.covered(one, windows.start_ns, windows.end_ns)
+
+
+def _ledger_rows(summary: RankSummary, time: RankTime, matches: Matches, method: str) -> pd.DataFrame:
+    windows = summary.windows
+    terms = {term: _measure(time.terms[term], windows) for term in TERMS}
+    total = np.sum(list(terms.values()), axis=0)
+    if (total != windows.step_ns).any():
+        at = int(np.flatnonzero(total != windows.step_ns)[0])
+        parts = {term: int(values[at]) for term, values in terms.items()}
+        raise AssertionError(
+            f"rank {summary.rank} step {windows.steps[at]}: terms {parts} are {int(total[at])} of {int(windows.step_ns[at])} ns"
+        )
+    hidden = _measure(intervals.intersect(time.transferring, summary.compute), windows)
+    both = _measure(intervals.intersect(time.comm, summary.compute), windows)
+    comm, transferring = _measure(time.comm, windows), _measure(time.transferring, windows)
+    steps = step_column(windows.steps)
+    flags = np.empty(len(windows.steps), object)
+    flags[:] = _flags(summary, time, matches)
+    columns = {"rank": np.full(len(steps), summary.rank), "step": steps, "step_ns": windows.step_ns}
+    columns |= {f"{term}_ns": values for term, values in terms.items()}
+    columns |= {
+        "hidden_comm_ns": hidden,
+        "hidden_wait_ns": both - hidden,
+        "unsplit_ns": _measure(time.unsplit, windows),
+        "overlap_efficiency": ratio(hidden, transferring),
+        "comm_overlap": ratio(both, comm),
+        "method": np.full(len(steps), method, object),
+        "flags": flags,
+    }
+    return pd.DataFrame({name: columns[name] for name in LEDGER_COLUMNS})
+
+
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, NaN where there is nothing."""
+    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+
+
+def _flags(summary: RankSummary, time: RankTime, matches: Matches) -> list[tuple[str, ...]]:
+    """The windows' flags, and those that the charging adds."""
+    windows = summary.windows
+    loose = _measure(time.nonblocking, windows) > 0
+    uncertain = _clock_doubt(summary, time, matches)
+    return [
+        tuple(
+            sorted(
+                {*flags}
+                | ({"host"} if summary.host else set())
+                | ({"nonblocking"} if loose[i] else set())
+                | ({"clock"} if uncertain[i] else set())
+            )
+        )
+        for i, flags in enumerate(windows.flags)
+    ]
+
+
+def _clock_doubt(summary: RankSummary, time: RankTime, matches: Matches) -> np.ndarray:
+    """Steps whose exposed wait is less than the clocks' uncertainty over its waits, or in which causality is violated."""
+    windows, table, waits, clocks = summary.windows, matches.table, matches.waits, matches.clock
+    doubt = np.zeros(len(windows.steps), bool)
+    if table is None or waits is None or clocks is None:
+        return doubt
+    charged = time.charged
+    bound = clocks.bound_ns[table["rank"][charged.part]] + clocks.bound_ns[table["rank"][waits.last[charged.part]]]
+    place = np.searchsorted(windows.start_ns, charged.start, "right") - 1
+    inside = place >= 0
+    exposed, uncertain = np.zeros(len(doubt), np.int64), np.zeros(len(doubt), np.int64)
+    np.add.at(exposed, place[inside], (charged.end - charged.start)[inside])
+    fresh = np.ones(len(place), bool)
+    fresh[1:] = (charged.part[1:] != charged.part[:-1]) | (place[1:] != place[:-1])
+    np.add.at(uncertain, place[inside & fresh], bound[inside & fresh])
+    broken = np.flatnonzero(waits.violation & (table["rank"] == table.ranks.index(summary.rank)))
+    at = np.searchsorted(windows.start_ns, table["arrival_own"][broken], "right") - 1
+    doubt[at[at >= 0]] = True
+    return doubt | ((exposed > 0) & (exposed < uncertain))
+
+
+def _step_rows(summary: RankSummary, time: RankTime, matches: Matches) -> pd.DataFrame:
+    windows = summary.windows
+    steps = step_column(windows.steps)
+    flags = windows.flags
+    return pd.DataFrame(
+        {
+            "rank": np.full(len(steps), summary.rank),
+            "step": steps,
+            "start_ns": windows.start_ns,
+            "end_ns": windows.end_ns,
+            "cpu_step_ns": windows.cpu_step_ns,
+            "op_wait_ns": _op_wait(summary, matches),
+            "nonblocking_ns": _measure(time.nonblocking, windows),
+            "blocking_comm_ns": _blocking(summary, time),
+            "in_means": whole_steps(windows.step_ns.tolist(), flags),
+        }
+    )
+
+
+def _op_wait(summary: RankSummary, matches: Matches) -> np.ndarray:
+    """Waiting of all operations of the rank, clipped to each window, ns."""
+    windows, table, waits = summary.windows, matches.table, matches.waits
+    total = np.zeros(len(windows.steps), np.int64)
+    if table is None or waits is None or len(total) == 0:
+        return total
+    mine = np.flatnonzero(table["rank"] == table.ranks.index(summary.rank))
+    start = table["arrival_own"][mine]
+    end = start + (waits.wait_end - table["arrival"])[mine]
+    for i in range(len(total)):  # steps are few
+        clipped = np.minimum(end, windows.end_ns[i]) - np.maximum(start, windows.start_ns[i])
+        total[i] = int(np.maximum(clipped, 0).sum())
+    return total
+
+
+def _blocking(summary: RankSummary, time: RankTime) -> np.ndarray:
+    """Visible communication while a wait row names an operation that is then in flight, ns; NaN without wait rows."""
+    windows, waits, comm = summary.windows, summary.waits, summary.comm
+    if len(waits["start"]) == 0:
+        return np.full(len(windows.steps), np.nan)
+    order = np.argsort(comm["op_id"], kind="stable")
+    if len(order) == 0:
+        return np.zeros(len(windows.steps))
+    at = order[np.minimum(np.searchsorted(comm["op_id"][order], waits["op_id"]), len(order) - 1)]
+    same = (comm["op_id"][at] == waits["op_id"]) & (waits["op_id"] >= 0)
+    start = np.maximum(waits["start"], comm["start"][at])[same]
+    end = np.minimum(waits["end"], comm["end"][at])[same]
+    named = intervals.union(start, end)
+    return _measure(intervals.intersect(named, time.terms["visible_comm"]), windows).astype(float)

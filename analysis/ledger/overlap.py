@@ -1,0 +1,102 @@
+"""Overlap of communication with computation, by axis, collective and stream; and what overlap does to the kernels.
+
+More overlap with a longer step is no gain: rank by time, never by these.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis import intervals
+from stepscope.analysis.ledger.decompose import Decomposition, RankTime, ratio, step_column
+from stepscope.analysis.ledger.keys import code_columns
+from stepscope.analysis.ledger.rows import COMPUTE
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import AXES, COLLECTIVES, FLAG_IMPOSSIBLE
+
+OVERLAP_COLUMNS = (
+    *("rank", "step", "axis", "collective", "stream"),
+    *("comm_ns", "transfer_ns", "hidden_comm_ns", "hidden_ns", "overlap_efficiency", "comm_overlap"),
+)
+
+
+def overlap(run: Run, decomposition: Decomposition) -> pd.DataFrame:
+    """Per rank, step, axis, collective and stream (OVERLAP_COLUMNS, ns).
+
+    `comm_ns` is the time in flight, `transfer_ns` the transferring part (with what cannot be split), `hidden_comm_ns` and
+    `hidden_ns` their overlap with computation; `overlap_efficiency = hidden_comm / transfer` and
+    `comm_overlap = hidden / comm`, NaN where nothing communicates. Only combinations that occur in a step have a row.
+    """
+    frames = [_of_rank(decomposition, time) for time in decomposition.time.values()]
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        return pd.DataFrame(columns=list(OVERLAP_COLUMNS))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _of_rank(decomposition: Decomposition, time: RankTime) -> pd.DataFrame:
+    summary, table, waits = time.summary, decomposition.matches.table, decomposition.matches.waits
+    windows = summary.windows
+    if table is None or waits is None or not windows.steps:
+        return pd.DataFrame()
+    rows = np.flatnonzero(table["rank"] == table.ranks.index(summary.rank))
+    start, end = table["arrival_own"][rows], table["end_own"][rows]
+    wait_end = np.minimum(start + (waits.wait_end - table["arrival"])[rows], end)
+    keys = [table[name][rows] for name in ("axis", "collective", "lane")]
+    _, first, inverse = np.unique(code_columns(keys), return_index=True, return_inverse=True)
+    frames = []
+    for group, one in enumerate(first.tolist()):
+        mine = inverse == group
+        flying = intervals.union(start[mine], end[mine])
+        moving = intervals.union(wait_end[mine], end[mine])
+        measured = {
+            "comm_ns": flying,
+            "transfer_ns": moving,
+            "hidden_comm_ns": intervals.intersect(moving, summary.compute),
+            "hidden_ns": intervals.intersect(flying, summary.compute),
+        }
+        columns: dict[str, object] = {
+            "rank": np.full(len(windows.steps), summary.rank),
+            "step": step_column(windows.steps),
+            "axis": [*AXES, ""][int(keys[0][one])],
+            "collective": [*COLLECTIVES, ""][int(keys[1][one])],
+            "stream": summary.streams[int(keys[2][one])],
+        }
+        columns |= {name: intervals.covered(held, windows.start_ns, windows.end_ns) for name, held in measured.items()}
+        frame = pd.DataFrame(columns)
+        frame["overlap_efficiency"] = ratio(frame["hidden_comm_ns"].to_numpy(), frame["transfer_ns"].to_numpy())
+        frame["comm_overlap"] = ratio(frame["hidden_ns"].to_numpy(), frame["comm_ns"].to_numpy())
+        frames.append(frame[frame["comm_ns"] > 0])
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFrame:
+    """How much longer the same kernel runs beside a transfer: one row a kernel name that ran both ways.
+
+    Columns: name, inside, outside (counts), inside_ns, outside_ns (mean durations), contention = inside_ns / outside_ns.
+    Inside: some of it overlaps a transferring communication; outside: nothing of it overlaps any communication.
+    """
+    data = run.part(rank, "start_ns", "dur_ns", "kind", "name_id", "flags")
+    time, events = decomposition.time[rank], data.events
+    rows = np.flatnonzero(
+        (events["kind"] == COMPUTE) & (events["dur_ns"] > 0) & ((events["flags"] & FLAG_IMPOSSIBLE) == 0)
+    )
+    start, duration, name = events["start_ns"][rows], events["dur_ns"][rows], events["name_id"][rows]
+    inside = intervals.covered(time.transferring, start, start + duration) > 0
+    outside = intervals.covered(time.comm, start, start + duration) == 0
+    names, code = np.unique(name, return_inverse=True)
+    count_in, count_out = (np.bincount(code[side], minlength=len(names)) for side in (inside, outside))
+    total_in, total_out = (np.bincount(code[side], duration[side], minlength=len(names)) for side in (inside, outside))
+    both = np.flatnonzero((count_in > 0) & (count_out > 0))
+    frame = pd.DataFrame(
+        {
+            "name": [data.strings[names[i]] if names[i] >= 0 else "" for i in both.tolist()],
+            "inside": count_in[both],
+            "outside": count_out[both],
+            "inside_ns": total_in[both] / count_in[both],
+            "outside_ns": total_out[both] / count_out[both],
+        }
+    )
+    frame["contention"] = frame["inside_ns"] / frame["outside_ns"]
+    return frame
