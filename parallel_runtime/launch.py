@@ -30,10 +30,14 @@ from stepscope.parallel_runtime.device import Device
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = ("lo", "lo0")
 
-GRACE_S = 1.0
-"""A communication that failed is often the echo of a peer's end: this long the launcher waits for the peer's own word."""
+GRACE_S = (0.0, 0.3, 1.0)
+"""How long the launcher waits for a worse word after a failure of cause 0, 1, 2: what a rank raises, and above all a
+communication that fails, is often the echo of another rank's end."""
 TERMINATE_S = 2.0
 """After SIGTERM a rank has this long to write down its complete steps; then it is killed."""
+
+REAP_S = 1.0
+"""A process whose pipe has closed ends within this time."""
 
 
 @dataclass(frozen=True)
@@ -293,15 +297,11 @@ class _Launcher:
 
     def _watch(self) -> None:
         """Until all ranks are done, or one has failed and the others had the time to say whether it was only an echo."""
-        deadline = None
         while self._running():
-            if self.failures:
-                if any(failure.cause < 2 for failure in self.failures.values()):
-                    return
-                deadline = deadline or time.monotonic() + GRACE_S
-                if time.monotonic() >= deadline:
-                    return
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            deadlines = [failure.at_ns / 1e9 + GRACE_S[failure.cause] for failure in self.failures.values()]
+            left = min(deadlines) - time.monotonic() if deadlines else None
+            if left is not None and left <= 0.0:
+                return
             self._listen(left)
 
     def _running(self) -> list[int]:
@@ -328,7 +328,7 @@ class _Launcher:
         elif word is not None:
             (self.results[rank],) = word
         else:
-            self.processes[rank].join(GRACE_S)
+            self.processes[rank].join(REAP_S)
             self.failures[rank] = Failure(rank, 0, _ending(self.processes[rank].exitcode))
 
     def _end(self) -> None:

@@ -1,0 +1,162 @@
+"""Configurations: what is refused, and that every refusal names the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.parallel_runtime.config import (
+    PRESETS,
+    ModelConfig,
+    ParallelConfig,
+    TrainConfig,
+    as_dictionaries,
+    check,
+    global_batch,
+    preset,
+)
+from stepscope.parallel_runtime.naming import claim, claim_below, layout_name, run_name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layers": 0}, "layers 0 must be at least 1: take 1"),
+        ({"heads": 5}, "heads 5 must divide hidden 64: take 4"),
+        ({"kv_heads": 3}, "kv_heads 3 must divide heads 4: take 2"),
+        ({"hidden": 12, "heads": 4, "kv_heads": 4}, "is odd.*: take hidden 16"),
+        ({"norm": "batchnorm"}, "norm 'batchnorm' is unknown: take one of rmsnorm, layernorm"),
+        ({"activation": "relu"}, "take one of swiglu, gelu"),
+        ({"dropout": 1.0}, r"dropout 1.0 must lie in \[0, 1\)"),
+        ({"rope_theta": 0.0}, "must be positive"),
+        ({"experts": 8}, "mixture of experts is not built yet, take experts 0"),
+    ],
+)
+def test_illegal_models(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dp": 0}, "dp 0 must be at least 1: take 1"),
+        ({"tp": 2}, "tp 2: tensor parallelism is not built yet, take tp 1"),
+        ({"cp": 2}, "context parallelism is not built yet"),
+        ({"ep": 2}, "expert parallelism is not built yet"),
+        ({"sp": True}, "sequence parallelism is not built yet"),
+        ({"zero": 1}, "ZeRO is not built yet"),
+        ({"zero": 4}, "zero 4 must be 0, 1, 2 or 3"),
+        ({"chunks": 2}, "interleaving is not built yet"),
+        ({"schedule": "interleaved"}, "not built yet: take 1f1b"),
+        ({"schedule": "1b1f"}, "take one of naive, gpipe, 1f1b"),
+        ({"bucket_mb": 0.0}, "bucket_mb 0.0 must be positive"),
+        ({"pp": 2, "split": (4,)}, r"split \(4,\) must name 2 stages"),
+        ({"pp": 2, "split": (4, 0)}, "at least one layer each"),
+    ],
+)
+def test_illegal_layouts(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"microbatches": 0}, "microbatches 0 must be at least 1"),
+        ({"dtype": "bfloat16"}, "bfloat16 is not built yet: take float32"),
+        ({"dtype": "int8"}, "take one of float32, float64"),
+        ({"optimizer": "lion"}, "take one of sgd, adamw"),
+        ({"lr": 0.0}, "lr 0.0 must be positive"),
+        ({"clip": -1.0}, "clip -1.0 must not be negative: 0 turns it off"),
+        ({"padding": 1.0}, r"padding 1.0 must lie in \[0, 1\)"),
+        ({"timeout_s": 0.0}, "timeout_s 0.0 must be positive"),
+        ({"slow_rank": 1}, "slow_rank and slow_ms belong together: got rank 1 and 0.0 ms"),
+        ({"late_ms": 5.0}, "late_rank and late_ms belong together"),
+    ],
+)
+def test_illegal_training(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "train", "message"),
+    [
+        (ParallelConfig(pp=5), TrainConfig(), "the model has 4: take pp 4"),
+        (ParallelConfig(pp=2, split=(1, 2)), TrainConfig(), "has 3 layers, the model has 4"),
+        (ParallelConfig(dp=2), TrainConfig(slow_rank=2, slow_ms=1.0), "not among the 2 ranks: take 0 to 1"),
+        (ParallelConfig(dp=2), TrainConfig(late_rank=7, late_ms=1.0), "late_rank 7 is not among"),
+    ],
+)
+def test_illegal_together(parallel: ParallelConfig, train: TrainConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(ModelConfig(), parallel, train)
+
+
+def test_layers_of_each_stage() -> None:
+    layers = [list(ParallelConfig(pp=3).layers_of(stage, 8)) for stage in range(3)]
+    assert layers == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    uneven = ParallelConfig(pp=2, split=(1, 3))
+    assert [list(uneven.layers_of(stage, 4)) for stage in range(2)] == [[0], [1, 2, 3]]
+
+
+@given(st.integers(1, 8), st.integers(1, 40))
+def test_stages_tile_the_layers(pp: int, layers: int) -> None:
+    parts = [ParallelConfig(pp=pp).layers_of(stage, layers) for stage in range(pp)]
+    assert [layer for part in parts for layer in part] == list(range(layers))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_global_batch_is_microbatch_size_times_microbatches_times_dp() -> None:
+    assert global_batch(ParallelConfig(dp=3, pp=2), TrainConfig(microbatch_size=2, microbatches=5)) == 30
+
+
+def test_dictionaries_are_json_with_the_derived_numbers() -> None:
+    model, parallel, train = as_dictionaries(ModelConfig(), ParallelConfig(dp=2, pp=2), TrainConfig())
+    json.dumps([model, parallel, train], allow_nan=False)
+    assert set(model) == {field.name for field in dataclasses.fields(ModelConfig)}
+    assert parallel["world_size"] == 4
+    assert train["global_batch"] == 2 * 4 * 2
+
+
+def test_presets() -> None:
+    assert preset("tiny").model == PRESETS["tiny"].model
+    with pytest.raises(ValueError, match="take one of tiny, small"):
+        preset("huge")
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ModelConfig().layers = 3  # type: ignore[misc]
+
+
+# -- names and directories ---------------------------------------------------------------------------------------------
+
+
+def test_names_come_from_the_layout() -> None:
+    assert layout_name(ParallelConfig()) == "single"
+    assert layout_name(ParallelConfig(dp=2, pp=2, schedule="gpipe")) == "dp2-pp2-gpipe"
+    assert layout_name(ParallelConfig(dp=4, overlap=False)) == "dp4-no-overlap"
+    train = TrainConfig(microbatches=8, slow_rank=1, slow_ms=30.0)
+    assert run_name("tiny", ModelConfig(), ParallelConfig(dp=4), train) == "dp4-m8-tiny-slow1"
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    names = [claim_below(tmp_path / "runs", "dp2").name for _ in range(3)]
+    assert names == ["dp2", "dp2-2", "dp2-3"]
+    mine = claim(tmp_path / "deep" / "a")
+    assert claim(mine) == mine  # still empty: nothing to lose
+    (mine / "run.json").write_text("{}")
+    claim(tmp_path / "deep" / "a-2")
+    with pytest.raises(ValueError, match=r"a exists already.*never overwritten.*--out .*a-3"):
+        claim(mine)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ValueError, match="exists already"):
+        claim(file)
