@@ -162,11 +162,9 @@ def _frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequence[tu
     return pd.DataFrame(columns)
 
 
-def _words(words: Sequence[str], codes: np.ndarray) -> pd.Categorical[str]:
-    """Text column of codes; -1 is the empty word, which is the last of `words`."""
-    distinct = list(dict.fromkeys(words))
-    place = np.array([distinct.index(word) for word in words])
-    return pd.Categorical.from_codes(place[codes], categories=pd.Index(distinct))
+def _words(words: Sequence[str], codes: np.ndarray) -> np.ndarray:
+    """Text column of codes; -1 is the last of `words`, the empty one."""
+    return np.array(words, object)[codes]
 
 
 def _streams(parts: Parts, lanes: Sequence[tuple[str, ...]]) -> np.ndarray:

@@ -170,7 +170,7 @@ def _edges(parts: Parts, match: np.ndarray) -> _Edges:
 
         rows = np.flatnonzero(ring)
         edge(rows, parts["peer_from"].astype(np.int64), np.zeros(len(parts), bool))
-        edge(rows, peer, np.ones(len(parts), bool))
+        edge(rows[(peer != parts["peer_from"])[rows]], peer, np.ones(len(parts), bool))
         edge(
             np.flatnonzero(pair),
             np.where(collective == SEND, parts["destination"], parts["source"]),
@@ -261,18 +261,20 @@ def _queued_behind(parts: Parts) -> np.ndarray:
     size = len(parts)
     if size == 0:
         return np.empty(0, np.int64)
-    same = (parts["rank"][1:] == parts["rank"][:-1]) & (parts["lane"][1:] == parts["lane"][:-1])
-    gap = parts["arrival"][1:] - parts["end"][:-1]
-    own = parts["end_own"][:-1]  # issue and launch are in the rank's own clock
-    issue, launch = parts["issue_ns"][1:], parts["launch_ns"][1:]
-    queued = np.where(
-        issue >= 0,
-        issue < own,
-        np.where(launch >= 0, (launch < own) & (gap <= QUEUE_GAP_NS), gap == 0),
-    )
-    before = np.full(size, -1, np.int64)
-    before[1:] = np.where(same & (gap >= 0) & queued, np.arange(size - 1), -1)
-    return before
+    lane = code_columns([parts["rank"], parts["lane"]])
+    start = parts["arrival_own"] - int(parts["arrival_own"].min())
+    on_axis = np.unique(lane, return_inverse=True)[1] * (int(start.max()) + 1) + start  # parts are sorted by it
+    full = np.flatnonzero(parts["end_own"] > parts["arrival_own"])  # an empty row lets nobody wait
+    before = np.searchsorted(on_axis[full], on_axis, "left") - 1
+    previous = np.concatenate((full, [-1]))[before]
+    at = np.maximum(previous, 0)
+    same = (previous >= 0) & (lane[at] == lane)
+    end = parts["end_own"][at]  # issue and launch are in the rank's own clock as well
+    gap = parts["arrival_own"] - end
+    issue, launch = parts["issue_ns"], parts["launch_ns"]
+    on_device = np.where(launch >= 0, (launch < end) & (gap <= QUEUE_GAP_NS), gap == 0)
+    queued = np.where(issue >= 0, issue < end, on_device)
+    return np.where(same & (gap >= 0) & queued, previous, -1)
 
 
 # -- estimate ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""The ledger equals an independent reckoning of every single nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import TERMS, Oracle
+from random_timelines import number_rows, random_timeline
+
+from stepscope.analysis.ledger.decompose import decompose
+from stepscope.analysis.ledger.overlap import overlap
+
+CASES = 400
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_timelines(block: int) -> None:
+    for seed in range(block * CASES // 8, (block + 1) * CASES // 8):
+        check(seed)
+
+
+def check(seed: int) -> None:
+    timeline = random_timeline(seed)
+    number_rows(timeline)
+    oracle = Oracle(timeline)
+    run = timeline.run()
+    found = decompose(run)
+    together = overlap(run, found)
+    beside = found.steps.set_index(["rank", "step"])
+    rows = found.ledger.set_index(["rank", "step"])
+    expected_rows = {(rank, number) for rank in oracle.ranks for number, _, _ in oracle.steps[rank]}
+    assert set(rows.index) == expected_rows, seed
+    for rank in oracle.ranks:
+        segments = found.segments(rank)
+        for number, start, end in oracle.steps[rank]:
+            expected = oracle.row(rank, start, end)
+            row = rows.loc[(rank, number)]
+            where = f"seed {seed} rank {rank} step {number}"
+            got = {term: int(row[f"{term}_ns"]) for term in TERMS}
+            assert got == {term: expected[term] for term in TERMS}, where
+            assert int(row["step_ns"]) == end - start == sum(got.values()), where
+            for name in ("hidden_comm", "hidden_wait", "unsplit"):
+                assert int(row[f"{name}_ns"]) == expected[name], f"{where} {name}"
+            extra = beside.loc[(rank, number)]
+            assert int(extra["op_wait_ns"]) == expected["op_wait"], where
+            assert int(extra["nonblocking_ns"]) == expected["nonblocking"], where
+            assert ("nonblocking" in row["flags"]) == (expected["nonblocking"] > 0), where
+            if oracle.waits[rank]:
+                assert int(extra["blocking_comm_ns"]) == expected["blocking"], where
+            else:
+                assert np.isnan(extra["blocking_comm_ns"]), where
+            mine = segments[segments["step"] == number]
+            drawn = [term for a, b, term in mine[["start_ns", "end_ns", "term"]].to_numpy() for _ in range(a, b)]
+            assert drawn == [oracle.term(rank, t) for t in range(start, end)], where
+            check_overlap(together, expected, rank, number, where)
+    check_parts(found, oracle, seed)
+
+
+def check_overlap(together, expected, rank: int, number: int, where: str) -> None:  # type: ignore[no-untyped-def]
+    mine = together[(together["rank"] == rank) & (together["step"] == number)]
+    keys = {key[1:] for key in expected if isinstance(key, tuple) and key[0] == "comm"}
+    assert {tuple(key) for key in mine[["axis", "collective", "stream"]].to_numpy()} == keys, where
+    for row in mine.to_dict("records"):
+        key = (row["axis"], row["collective"], row["stream"])
+        assert row["comm_ns"] == expected[("comm", *key)], where
+        assert row["transfer_ns"] == expected[("transfer", *key)], where
+        assert row["comm_overlap"] == expected[("hidden", *key)] / expected[("comm", *key)], where
+
+
+def check_parts(found, oracle: Oracle, seed: int) -> None:  # type: ignore[no-untyped-def]
+    """Every part's wait, last arriver and straggler."""
+    got = {
+        (row["rank"], row["stream"], row["arrival_ns"], row["end_ns"], row["group"], row["seq"], row["collective"]): row
+        for row in found.matches.parts.to_dict("records")
+    }
+    count = 0
+    for rank in oracle.ranks:
+        for part in oracle.parts[rank]:
+            rows = [row for key, row in got.items() if key[:4] == (rank, part.stream, part.start, part.end)]
+            rows = [row for row in rows if row["collective"] == part.collective]
+            alone = len(part.siblings) == 1 and part.expected > 1
+            wait = -1 if alone else part.wait_end - part.start
+            assert wait in [row["wait_ns"] for row in rows], f"seed {seed}: {part}"
+            if len(rows) == 1:
+                row = rows[0]
+                assert row["last_rank"] == part.leader, f"seed {seed} rank {rank}"
+                assert row["straggler"] == oracle.straggler(part), f"seed {seed} rank {rank}"
+                assert row["partial"] == (1 < len(part.siblings) < part.expected), seed
+                assert row["unmatched"] == alone, seed
+            count += 1
+    assert count == len(found.matches.parts), seed
