@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -46,7 +46,7 @@ from stepscope.tracer.rows import (
 )
 from stepscope.tracer.schema import Operation
 
-__all__ = ["CommSite", "NullRecorder", "Recorder", "RowSink", "summary_of_ranks"]
+__all__ = ["CommSite", "NullRecorder", "Recorder", "RowSink"]
 
 
 class RowSink(Protocol):
@@ -341,15 +341,6 @@ class NullRecorder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def summary_of_ranks(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One `recorder` object for run.json from those of the ranks: shares of the dearest rank, all steps not written."""
-    if not summaries:
-        return {}
-    merged = dict(max(summaries, key=lambda summary: summary["overhead"] or 0.0))
-    merged["dropped"] = sum(summary["dropped"] for summary in summaries)
-    return merged
 
 
 def cost_of_a_mark(samples: int = 100) -> float:

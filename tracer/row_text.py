@@ -130,8 +130,7 @@ class RowText:
         if head is None:
             head = self._head("X", "wait", wait_name(row.label), COMPUTE_STREAM)
             _bounded(self._waits)[row.label] = head
-        # correlation 0 means "launched by no call": a reader that joins host and device rows must not join this one
-        args = f'"waits_for":{row.op_id},"correlation":0{self._place(row.context)}'
+        args = f'"waits_for":{row.op_id}{self._place(row.context)}'
         text = f'{head}{self._span(row.start_ns, row.end_ns)},"args":{{{args}}}}}'
         return [text, self._flow("f", row.op_id, COMPUTE_STREAM, max(row.start_ns, row.end_ns - 1))]
 
