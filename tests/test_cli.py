@@ -265,11 +265,11 @@ def test_no_color_wins_over_a_terminal() -> None:
 
 
 def test_the_next_step_is_named_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    say_next("stepscope analyze a", "stepscope compare a b")
-    say_next("stepscope analyze a", quiet=True)
+    say_next("stepscope nonsense a", "stepscope analyze a", "stepscope env")
+    say_next("stepscope env", quiet=True)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "Next: stepscope analyze a\n  or: stepscope compare a b\n"
+    assert captured.err == "Next: stepscope analyze a\n  or: stepscope env\n"
 
 
 # -- env ---------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,11 @@ def as_command(name: str, function: Callable[..., object]) -> Any:
     return typer.main.get_command(single)
 
 
+def installed(name: str) -> bool:
+    """Whether this installation has the command `name`."""
+    return name in COMMANDS and find_spec(f"{__name__}.{name}") is not None
+
+
 def load(name: str) -> Any:
     """The click command of `commands/NAME.py`."""
     return as_command(name, getattr(importlib.import_module(f"{__name__}.{name}"), name))
@@ -52,11 +57,11 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands of this installation, in the order of COMMANDS."""
-        return [name for name in COMMANDS if find_spec(f"{__name__}.{name}")]
+        return [name for name in COMMANDS if installed(name)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, or None for a name that is none."""
-        return load(cmd_name) if cmd_name in self.list_commands(ctx) else None
+        return load(cmd_name) if installed(cmd_name) else None
 
 
 def show_version(wanted: bool) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepscope.commands import installed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,8 +33,12 @@ def console(stderr: bool = False) -> Console:
 
 
 def say_next(*commands: str, quiet: bool = False) -> None:
-    """Name the commands that a person would type next; on standard error, so that output stays what was asked for."""
+    """Name the commands that a person would type next, those that this installation has.
+
+    On standard error, so that output stays what was asked for.
+    """
     if quiet:
         return
-    for number, command in enumerate(commands):
+    there = [command for command in commands if installed(command.split()[1])]
+    for number, command in enumerate(there):
         print(f"{'Next:' if number == 0 else '  or:'} {command}", file=sys.stderr)
