@@ -21,9 +21,6 @@ def _cell(text: str) -> str:
 
 def _row(parameter: Any, context: Any) -> str:
     """One line of a command's table: how it is written, and what its help says (with default and choices)."""
-    if parameter.param_type_name == "argument":
-        written = parameter.make_metavar(context)
-        return f"| `{_cell(written)}` | {_cell(parameter.help or '')} |"
     names, described = parameter.get_help_record(context)
     return f"| `{_cell(names)}` | {_cell(described)} |"
 
