@@ -112,7 +112,8 @@ class GlooComm(Comm):
             except Exception as error:  # whatever it is, it must reach the training thread, at wait()
                 handle.error = CommunicationError(self.rank, job.site, job.seq, str(error))
                 handle.error.__cause__ = error
-            self.recorder.communicated(job.op_id, start, time.perf_counter_ns())
+            else:  # one that failed stays unfinished in the trace
+                self.recorder.communicated(job.op_id, start, time.perf_counter_ns())
             handle.done.release()
             del item, job, handle  # tensors must not live on until the next job comes
 

@@ -31,6 +31,7 @@ REST_S = 0.001
 BACKLOG_STEPS = 256
 """Steps that may wait to be written; beyond, steps are dropped and counted (memory stays bounded)."""
 CLOSE_TIMEOUT_S = 60.0
+CLOSE_GRACE_S = 2.0
 
 Chunks = Iterable[Sequence[Row]]
 
@@ -100,7 +101,11 @@ class RankWriter:
             return
         self._closed = self._closing = True
         self._queue.put(None)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        try:
+            self._thread.join(CLOSE_TIMEOUT_S)
+        except BaseException:  # told to end while ending (a signal): what was recorded is still worth a moment
+            self._thread.join(CLOSE_GRACE_S)
+            raise
         if self._thread.is_alive():
             self._fail(TimeoutError(f"not written within {CLOSE_TIMEOUT_S:.0f} s"))
 

@@ -460,6 +460,23 @@ def test_without_a_base_the_times_count_from_the_hour(tmp_path: Path) -> None:
     assert 0 <= time.time_ns() - writer.base_ns < 2 * 3_600_000_000_000
 
 
+def test_a_signal_while_closing_still_completes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = RankWriter(tmp_path, 0, small_meta(), base_ns=EPOCH)
+    join = writer._thread.join
+    calls: list[float] = []
+
+    def interrupted(timeout: float) -> None:
+        calls.append(timeout)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        join(timeout)
+
+    monkeypatch.setattr(writer._thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.close()
+    assert read_strict(writer.path)["traceEvents"]
+
+
 # -- run.json ----------------------------------------------------------------------------------------------------------
 
 
