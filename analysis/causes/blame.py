@@ -1,0 +1,170 @@
+"""Who made whom wait: from exposed waits to the ranks that they go back to.
+
+Each wait names the rank that it waited for. That rank is rarely the cause in itself, so the charge moves on twice:
+
+* *at the same instant*: while `r` waits for `q` and `q` itself waits for `p`, the instant is charged to `p` (and so on,
+  never twice through a rank), the rule of definitions.md for waits inside waits;
+* *by its history*: where `q` computes while `r` waits, but is late only because it had waited itself before, for longer
+  than `r` had, that much goes to those whom `q` had waited for.
+
+A pipeline's structural waits are nobody's fault: per (waiting stage, stage waited for) the first nanoseconds of a step
+are free, as many as the schedule itself needs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Wait(NamedTuple):
+    """One exposed wait of one rank: half open, absolute integer ns; `on` is the rank that it waited for."""
+
+    step: int | str
+    start_ns: int
+    end_ns: int
+    on: int
+    structural: bool = False  # classified as bubble: the schedule's allowance pays for it first
+    match: int = -1
+
+
+@dataclass
+class Blame:
+    """`charged[step][waiting rank][rank at fault]` in ns: exposed time that the one made the other wait.
+
+    `beyond[step][waiting rank]`: the part of it that the ledger calls bubble, the schedule's allowance being used up.
+    """
+
+    charged: dict[int | str, dict[int, Counter[int]]] = field(default_factory=dict)
+    beyond: dict[int | str, Counter[int]] = field(default_factory=dict)
+
+    def cost_of(self, rank: int, step: int | str | None = None) -> int:
+        """What `rank` made all others wait, in ns, over all steps or in one."""
+        steps = self.charged.values() if step is None else [self.charged.get(step, {})]
+        return sum(counter[rank] for by_rank in steps for counter in by_rank.values())
+
+    def beyond_of(self, rank: int, step: int | str) -> int:
+        """What `rank` waited in `step` for its pipeline beyond the schedule's allowance, ns."""
+        return self.beyond[step][rank] if step in self.beyond else 0
+
+    def longest_wait_for(self, rank: int, step: int | str) -> int:
+        """The longest time in ns that one rank waited for `rank` in `step`: about what the step would be shorter by."""
+        return max((counter[rank] for counter in self.charged.get(step, {}).values()), default=0)
+
+
+class _Lines:
+    """The waits of each rank, sorted, for look-up by time."""
+
+    def __init__(self, waits: Mapping[int, Sequence[Wait]]) -> None:
+        self.waits = {rank: sorted(line, key=lambda wait: wait.start_ns) for rank, line in waits.items()}
+        self.starts = {rank: [wait.start_ns for wait in line] for rank, line in self.waits.items()}
+
+    def overlapping(self, rank: int, start: int, end: int) -> list[Wait]:
+        """Waits of `rank` that overlap [start, end), in order."""
+        line, found = self.waits.get(rank, []), []
+        position = max(bisect_right(self.starts.get(rank, []), start) - 1, 0)
+        while position < len(line) and line[position].start_ns < end:
+            if line[position].end_ns > start:
+                found.append(line[position])
+            position += 1
+        return found
+
+
+def _follow(lines: _Lines, on: int, start: int, end: int, seen: frozenset[int], into: Counter[int]) -> None:
+    """Charge [start, end) to `on`, except where `on` waits itself: there to whom it waits for, through no rank twice."""
+    position = start
+    for wait in lines.overlapping(on, start, end):
+        if wait.on in seen or wait.on < 0:
+            continue
+        begin, stop = max(wait.start_ns, position), min(wait.end_ns, end)
+        if stop <= begin:
+            continue
+        into[on] += begin - position
+        _follow(lines, wait.on, begin, stop, seen | {wait.on}, into)
+        position = stop
+    into[on] += end - position
+
+
+def holders_of(waits: Mapping[int, Sequence[Wait]]) -> dict[int, Counter[int]]:
+    """Whom each one waits for in the end, in ns, by the same-instant rule alone (no allowance, no history)."""
+    lines = _Lines(waits)
+    found: dict[int, Counter[int]] = {}
+    for rank, line in waits.items():
+        held = found.setdefault(rank, Counter())
+        for wait in line:
+            _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), held)
+        held.pop(rank, None)
+    return found
+
+
+def _shared(total: int, weights: Counter[int]) -> Counter[int]:
+    """`total` ns divided in proportion to `weights`, whole ns, sum exact (the largest weight takes what is left)."""
+    whole = sum(weights.values())
+    parts = Counter({rank: total * weight // whole for rank, weight in weights.items()})
+    parts[max(weights, key=lambda rank: (weights[rank], -rank))] += total - sum(parts.values())
+    return parts
+
+
+def blame(
+    waits: Mapping[int, Sequence[Wait]],
+    allowance: Mapping[int | str, Mapping[tuple[int, int], int]] | None = None,
+    stage_of: Mapping[int, int] | None = None,
+) -> Blame:
+    """Charge every wait to the ranks that caused it.
+
+    `waits`: per rank, disjoint. `allowance[step][(stage, stage waited for)]`: structural ns that each rank of the one
+    stage waits for the other in any case. `stage_of`: rank -> stage (-1 where unknown: no allowance).
+    """
+    lines = _Lines(waits)
+    by_step: dict[int | str, list[tuple[int, Wait]]] = defaultdict(list)
+    for rank, line in waits.items():
+        for wait in line:
+            if wait.on >= 0 and wait.on != rank and wait.end_ns > wait.start_ns:
+                by_step[wait.step].append((rank, wait))
+    result = Blame()
+    for step, rows in by_step.items():
+        rows.sort(key=lambda row: (row[1].end_ns, row[1].start_ns, row[0]))
+        beyond: Counter[int] = Counter()
+        free = (allowance or {}).get(step, {})
+        result.charged[step] = _charge_step(lines, rows, free, stage_of or {}, beyond)
+        result.beyond[step] = beyond
+    return result
+
+
+def _charge_step(
+    lines: _Lines,
+    rows: Sequence[tuple[int, Wait]],
+    allowance: Mapping[tuple[int, int], int],
+    stage_of: Mapping[int, int],
+    beyond: Counter[int],
+) -> dict[int, Counter[int]]:
+    """One step's waits in the order of their ends: what a rank had waited before is settled when it is needed."""
+    charged: dict[int, Counter[int]] = defaultdict(Counter)
+    left: dict[tuple[int, int], int] = {}  # (rank, stage waited for) -> structural ns not yet used
+    for rank, wait in rows:
+        holders: Counter[int] = Counter()
+        _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), holders)
+        for holder, ns in sorted(holders.items()):
+            if wait.structural:
+                key = (rank, stage_of.get(holder, -1))
+                free = left.setdefault(key, allowance.get((stage_of.get(rank, -1), key[1]), 0))
+                left[key] = free - min(free, ns)
+                ns -= min(free, ns)
+                beyond[rank] += ns
+            if ns > 0 and holder != rank:
+                charged[rank].update(_inherited(charged, rank, holder, ns))
+    return {rank: counter for rank, counter in charged.items() if counter}
+
+
+def _inherited(charged: dict[int, Counter[int]], rank: int, holder: int, ns: int) -> Counter[int]:
+    """Divide `ns` that `rank` waited for `holder`: what `holder` had itself waited more than `rank` is passed on."""
+    debts = Counter({other: debt for other, debt in charged[holder].items() if other != rank and debt > 0})
+    excess = sum(charged[holder].values()) - sum(charged[rank].values())
+    passed = max(0, min(ns, excess)) if debts else 0
+    parts = Counter({holder: ns - passed})
+    if passed:
+        parts.update(_shared(passed, debts))
+    return +parts

@@ -1,0 +1,128 @@
+"""Time by operation class: compute by phase, communication and waits by axis and collective (definitions.md, Words).
+
+Each class is measured inside its term of the ledger, so that the classes of a term sum to it exactly. Names read
+`compute forward`, `visible_comm dp all_reduce`, `imbalance dp all_reduce`; what could not be split into waiting and
+transferring is a class of its own, `visible_comm dp all_reduce (unsplit)`, on which no finding rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis import intervals
+from stepscope.analysis.intervals import Intervals
+from stepscope.analysis.ledger.decompose import Decomposition, RankTime
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, PHASES, code_of
+
+COLUMNS = ("rank", "step", "class", "ns")
+UNSPLIT = " (unsplit)"
+
+
+def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
+    """One row a (rank, step, class) that took time: COLUMNS, ns."""
+    rows: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    for rank, time in decomposition.time.items():
+        windows = decomposition.windows[rank]
+        for name, where in class_intervals(run, decomposition, rank, time):
+            measured = intervals.covered(where, windows.start_ns, windows.end_ns)
+            for at in np.flatnonzero(measured).tolist():
+                rows["rank"].append(rank)
+                rows["step"].append(windows.steps[at])
+                rows["class"].append(name)
+                rows["ns"].append(int(measured[at]))
+    return pd.DataFrame(rows)
+
+
+def class_intervals(
+    run: Run, decomposition: Decomposition, rank: int, time: RankTime
+) -> Iterator[tuple[str, Intervals]]:
+    """The classes of one rank with their instants (own clock); disjoint."""
+    for phase, where in phase_intervals(run, rank, time.terms["compute"]).items():
+        yield f"compute {phase}", where
+    table, waits = decomposition.matches.table, decomposition.matches.waits
+    if table is None or waits is None:
+        return
+    mine = np.flatnonzero(table["rank"] == list(table.ranks).index(rank))
+    names = part_names(decomposition)
+    shift = (table["arrival_own"] - table["arrival"])[mine]
+    start, end = waits.wait_end[mine] + shift, table["end_own"][mine]
+    yield from _by_part(names[mine], start, end, waits.split[mine], time.terms["visible_comm"])
+    charged = time.charged
+    for term, chosen in (("bubble", charged.bubble), ("imbalance", ~charged.bubble)):
+        blockers = names[charged.part[chosen]]
+        for name in sorted(set(blockers)):
+            of = blockers == name
+            yield f"{term} {name}", intervals.union(charged.start[chosen][of], charged.end[chosen][of])
+
+
+def _by_part(
+    names: np.ndarray, start: np.ndarray, end: np.ndarray, split: np.ndarray, visible: Intervals
+) -> Iterator[tuple[str, Intervals]]:
+    """Visible communication by class; instants that several share go to what could be split, then by name."""
+    left = visible
+    for sure in (True, False):
+        for name in sorted(set(names[split == sure])):
+            of = (names == name) & (split == sure)
+            taken = intervals.intersect(left, intervals.union(start[of], end[of]))
+            left = intervals.subtract(left, taken)
+            yield f"visible_comm {name}{'' if sure else UNSPLIT}", taken
+
+
+def part_names(decomposition: Decomposition) -> np.ndarray:
+    """Of each part of the matched table: `axis collective` (`unknown` where the trace does not tell)."""
+    table = decomposition.matches.table
+    assert table is not None
+    axis = np.array([*AXES, "unknown axis"], object)[table["axis"]]
+    collective = np.array([*COLLECTIVES, "communication"], object)[table["collective"]]
+    return np.asarray(axis + " " + collective, object)
+
+
+def phase_intervals(run: Run, rank: int, compute: Intervals) -> dict[str, Intervals]:
+    """The rank's compute by phase: disjoint, together `compute`. Where phases overlap, the first of PHASES counts."""
+    columns = run.columns(rank, "start_ns", "dur_ns", "kind", "phase")
+    chosen = columns["kind"] == code_of(KINDS, "compute")
+    start, phase = columns["start_ns"][chosen], columns["phase"][chosen]
+    end = start + columns["dur_ns"][chosen]
+    left, found = compute, {}
+    for code, name in enumerate(PHASES[:-1]):
+        of = phase == code
+        if of.any():
+            found[name] = intervals.intersect(left, intervals.union(start[of], end[of]))
+            left = intervals.subtract(left, found[name])
+    if len(left[0]):
+        found[PHASES[-1]] = left
+    return found
+
+
+def picture(run: Run, decomposition: Decomposition, step: int | str, most_ranks: int = 64) -> pd.DataFrame:
+    """One step as drawn: rank, start_ns, end_ns (common clock), what (a term, compute told apart by phase)."""
+    frames = []
+    for rank in list(decomposition.time)[:most_ranks]:
+        time, windows = decomposition.time[rank], decomposition.windows[rank]
+        if step not in windows.steps:
+            continue
+        at = windows.steps.index(step)
+        low, high = int(windows.start_ns[at]), int(windows.end_ns[at])
+        ahead = ahead_at(decomposition, rank, low)
+        parts = {**phase_intervals(run, rank, time.terms["compute"]), **time.terms}
+        parts.pop("compute")
+        for what, where in parts.items():
+            what = "compute" if what == PHASES[-1] and set(parts) & set(PHASES[:-1]) == set() else what
+            start, end = intervals.clip(where, low, high)
+            frames.append(pd.DataFrame({"rank": rank, "start_ns": start - ahead, "end_ns": end - ahead, "what": what}))
+    if not frames:
+        return pd.DataFrame(columns=["rank", "start_ns", "end_ns", "what"])
+    return pd.concat(frames, ignore_index=True).sort_values(["rank", "start_ns"], kind="stable", ignore_index=True)
+
+
+def ahead_at(decomposition: Decomposition, rank: int, instant: int) -> int:
+    """How far the rank's clock is ahead of the common one at an instant of its own, ns."""
+    matches = decomposition.matches
+    if matches.clock is None or matches.table is None:
+        return 0
+    place = np.array([list(matches.table.ranks).index(rank)])
+    return int(matches.clock.ahead(place, np.array([instant]))[0])

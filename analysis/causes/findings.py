@@ -1,0 +1,303 @@
+"""Findings: at most five sentences, dearest first, each with its cost, its evidence and what to try.
+
+A finding needs a cost of at least LEAST_SHARE of the mean step. None rests on time that could not be split or that
+blocked nothing; one that rests on a number which the health report touches says so and has low confidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from statistics import quantiles
+
+import pandas as pd
+
+from stepscope.analysis import units
+from stepscope.analysis.causes.blame import Blame, Wait
+from stepscope.analysis.causes.classes import UNSPLIT
+from stepscope.analysis.causes.pipeline import Pipeline
+from stepscope.analysis.causes.stragglers import CAUSES, Straggler, excess_ns, peers_of
+from stepscope.analysis.causes.summary import Means, counted_rows
+from stepscope.analysis.records import Finding, Health
+from stepscope.tracer.schema import RunMeta
+
+MOST = 5
+LEAST_SHARE = 0.02
+"""Below this share of the mean step nothing is a finding."""
+
+LEAST_TERM = 0.05
+"""A whole term (communication, bubble, idle, copies) is worth a sentence from this share of the step on."""
+
+STANDS_OUT = 1.5
+"""A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
+
+ENOUGH_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What findings rest on. Times ns; instants of the common clock."""
+
+    meta: RunMeta
+    health: Health
+    ledger: pd.DataFrame
+    means: Means
+    classes: pd.DataFrame  # classes.COLUMNS
+    blame: Blame
+    waits: Mapping[int, Sequence[Wait]]
+    stragglers: Sequence[Straggler]
+    pipeline: Pipeline
+    parts: pd.DataFrame  # Matches.parts with `step`
+    stage_of: Callable[[int], int]
+    longest_idle: tuple[int, int | str, int, int] | None = None  # rank, step, start, end
+
+    @property
+    def step_ns(self) -> float:
+        """Mean step time."""
+        return float(self.means.values["step_ns"])
+
+    def mean(self, column: str) -> float:
+        """Mean of a ledger column."""
+        return float(self.means.values[column])
+
+    @property
+    def sure(self) -> str:
+        """Confidence that the number of steps allows."""
+        return "high" if len(self.means.steps) >= ENOUGH_STEPS else "medium"
+
+
+def findings(ground: Ground) -> tuple[Finding, ...]:
+    """The findings of a run, dearest first, at most MOST."""
+    if not ground.means.values or ground.step_ns <= 0:
+        return ()
+    late = straggler_findings(ground)
+    found = [
+        *late,
+        *_turns(ground, late),
+        *_bubble(ground),
+        *_communication(ground),
+        *_idle(ground, late),
+        *_copies(ground),
+    ]
+    worth = [one for one in found if one.cost_ns_per_step >= LEAST_SHARE * ground.step_ns]
+    worth.sort(key=lambda one: (-one.cost_ns_per_step, one.text))
+    return tuple(worth[:MOST])
+
+
+def _finding(
+    ground: Ground, text: str, cost: float, confidence: str, advice: str, rests_on: Sequence[str], **where: object
+) -> Finding:
+    """A finding; where health touches what it rests on, it says so and is of low confidence."""
+    base = Finding(text[0].upper() + text[1:], round(cost), None, None, None, None, None, confidence, advice)
+    one = replace(base, **where)  # type: ignore[arg-type]
+    touched = sorted({item.code for item in ground.health.items if set(item.touches) & {"ledger", *rests_on}})
+    if touched:
+        one = replace(one, text=f"{one.text} (rests on touched data: {', '.join(touched)})", confidence="low")
+    return one
+
+
+# -- stragglers --------------------------------------------------------------------------------------------------------
+
+WAITING = ("bubble_ns", "imbalance_ns", "stragglers")
+
+ADVICE = {
+    "slower compute": "compare its compute rows with its peers' (clocks, thermals, a shared host, more work on its shard)",
+    "late host": "look at what its host does in the gaps: data loading, garbage collection, logging, a blocking call",
+    "slower communication": "compare its transfers with its peers': link, placement, message sizes",
+    "memory copies": "look at its copies: pinned memory, offloading, a copy that the others do not make",
+}
+
+
+def straggler_findings(ground: Ground) -> list[Finding]:
+    """One finding for every rank that keeps others waiting in most steps, or very long in one."""
+    ranks, steps = ground.means.ranks, ground.means.steps
+    costs = sorted([one.cost_ns_per_step for one in ground.stragglers] + [0] * (len(ranks) - len(ground.stragglers)))
+    typical = costs[(len(costs) - 1) // 2] if costs else 0
+    found = []
+    for one in ground.stragglers:
+        waits = [ground.blame.longest_wait_for(one.rank, step) for step in steps]
+        usual = quantiles(waits, n=4)[0] if len(waits) > 1 else float(waits[0])
+        if usual >= LEAST_SHARE * ground.step_ns and one.cost_ns_per_step >= STANDS_OUT * typical:
+            found.append(_persistent(ground, one, sum(waits) / len(waits)))
+        elif max(waits) >= 10 * LEAST_SHARE * ground.step_ns and max(waits) > 3 * sorted(waits)[len(waits) // 2]:
+            found.append(_one_off(ground, one, waits))
+    return found
+
+
+def _name(ground: Ground, rank: int) -> str:
+    places = ground.meta.coords[rank] if rank < len(ground.meta.coords) else {}
+    named = [f"{axis}{place}" for axis, place in places.items() if ground.meta.mesh.get(axis, 1) > 1]
+    return f"rank {rank}" + (f" ({' '.join(named)})" if named else "")
+
+
+def _persistent(ground: Ground, one: Straggler, cost: float) -> Finding:
+    why = _why(ground, one)
+    others = ground.parts["match_id"].nunique() if len(ground.parts) else 0
+    last = f"; last to arrive in {one.last_arrivals} of {others} communications" if one.last_arrivals else ""
+    text = f"{_name(ground, one.rank)} keeps others waiting for {units.duration(cost)} a step{why}{last}"
+    confidence = ground.sure if one.cause else "medium"
+    advice = ADVICE.get(one.cause or "", "compare its timeline with that of a rank with the same work")
+    return _finding(ground, text, cost, confidence, advice, WAITING, rank=one.rank, **_longest_wait(ground, one.rank))
+
+
+def _why(ground: Ground, one: Straggler) -> str:
+    """`: slower compute, 30 ms more in forward than its peers`."""
+    if one.cause is None:
+        return ""
+    rows = counted_rows(ground.ledger)
+    peers = peers_of(one.rank, ground.means.ranks, ground.stage_of)
+    column = next(name for name, cause in CAUSES.items() if cause == one.cause)
+    excess, phase = excess_ns(rows, one.rank, peers, column), ""
+    if column == "compute_ns":
+        counted = ground.classes[ground.classes["step"].isin(ground.means.steps)]
+        phases = counted[counted["class"].str.startswith("compute ")]
+        by_phase = {
+            str(name).removeprefix("compute "): excess_ns(part, one.rank, peers, "ns")
+            for name, part in phases.groupby("class")
+            if set(part["rank"]) >= {one.rank, *peers}
+        }
+        most = max(by_phase, key=lambda name: by_phase[name], default="")
+        phase = f" in {most.replace('_', ' ')}" if most and most != "other" and by_phase[most] > excess / 2 else ""
+    return f": {one.cause}, {units.duration(excess)} more{phase} than its peers"
+
+
+def _one_off(ground: Ground, one: Straggler, waits: Sequence[int]) -> Finding:
+    at = max(range(len(waits)), key=lambda i: waits[i])
+    step = ground.means.steps[at]
+    text = f"{_name(ground, one.rank)} kept others waiting for {units.duration(waits[at])} once, in step {step}"
+    cost = waits[at] / len(waits)
+    where = _longest_wait(ground, one.rank, step)
+    advice = (
+        "look at that step alone: a one-off pause (garbage collection, checkpoint, another job) is no tuning problem"
+    )
+    return _finding(ground, text, cost, "medium", advice, WAITING, rank=one.rank, **where)
+
+
+def _longest_wait(ground: Ground, rank: int, step: int | str | None = None) -> dict[str, object]:
+    """Step, operation of `rank` and interval of the longest single wait for `rank` in counted steps."""
+    steps = set(ground.means.steps) if step is None else {step}
+    waits = [w for line in ground.waits.values() for w in line if w.on == rank and w.step in steps]
+    if not waits:
+        return {"step": step}
+    longest = max(waits, key=lambda w: (w.end_ns - w.start_ns, -w.start_ns))
+    parts = ground.parts[(ground.parts["match_id"] == longest.match) & (ground.parts["rank"] == rank)]
+    op_id = int(parts["op_id"].iloc[0]) if len(parts) else -1
+    return {
+        "step": longest.step,
+        "op_id": op_id if op_id >= 0 else None,
+        "start_ns": longest.start_ns,
+        "end_ns": longest.end_ns,
+    }
+
+
+def _turns(ground: Ground, late: Sequence[Finding]) -> list[Finding]:
+    """Imbalance that no single rank explains."""
+    imbalance = ground.mean("imbalance_ns")
+    named = {one.rank for one in late}
+    explained = sum(
+        counter[rank]
+        for step in ground.means.steps
+        for counter in ground.blame.charged.get(step, {}).values()
+        for rank in counter
+        if rank in named
+    ) / (len(ground.means.steps) * len(ground.means.ranks))
+    left = imbalance - explained
+    if left < LEAST_TERM * ground.step_ns:
+        return []
+    text = f"ranks wait {units.duration(left)} a step for each other by turns, with no rank that stands out"
+    advice = "more even work per step or fewer synchronisations; on shared cores this is their noise"
+    return [_finding(ground, text, left, "low", advice, WAITING)]
+
+
+# -- terms -------------------------------------------------------------------------------------------------------------
+
+
+def _bubble(ground: Ground) -> list[Finding]:
+    """The bubble that the schedule itself needs: without what stragglers added."""
+    p, steps, ranks = ground.pipeline, ground.means.steps, ground.means.ranks
+    beyond = sum(ground.blame.beyond_of(rank, step) for step in steps for rank in ranks)
+    own = ground.mean("bubble_ns") - beyond / (len(steps) * len(ranks))
+    if p.stages < 2 or own < LEAST_TERM * ground.step_ns:
+        return []
+    schedule = f"{p.schedule or 'the schedule'} with {p.stages} stages and {p.microbatches} microbatches"
+    theory = f"; theory for {schedule}: {units.share(p.theory_of_step)}" if p.theory_of_step is not None else ""
+    text = f"the pipeline bubble takes {units.duration(own)} a step ({units.share(own / ground.step_ns)} of it{theory})"
+    advice = "more microbatches per step shrink it; so do virtual stages (interleaving) or a zero-bubble schedule"
+    return [_finding(ground, text, own, ground.sure, advice, ("bubble_ns",))]
+
+
+def _communication(ground: Ground) -> list[Finding]:
+    """Exposed transfer, one finding an axis and collective; what could not be split is left out."""
+    rows = ground.classes[
+        ground.classes["step"].isin(ground.means.steps) & ground.classes["rank"].isin(ground.means.ranks)
+    ]
+    rows = rows[rows["class"].str.startswith("visible_comm ") & ~rows["class"].str.endswith(UNSPLIT)]
+    found = []
+    for name, total in rows.groupby("class")["ns"].sum().items():
+        cost = Fraction(int(total), len(ground.means.ranks) * len(ground.means.steps))
+        if cost >= LEAST_TERM * ground.step_ns:
+            axis, collective = str(name).removeprefix("visible_comm ").rsplit(" ", 1)
+            found.append(_exposed(ground, axis, collective, float(cost)))
+    return found
+
+
+def _exposed(ground: Ground, axis: str, collective: str, cost: float) -> Finding:
+    parts = ground.parts[(ground.parts["axis"] == axis) & (ground.parts["collective"] == collective)]
+    counted = parts[parts["step"].isin(ground.means.steps)]
+    each = len(counted) / max(len(ground.means.ranks) * len(ground.means.steps), 1)
+    size = float(counted["bytes"].median()) if len(counted) and (counted["bytes"] >= 0).any() else None
+    of = f"{units.significant(each, 3)} a step and rank" + (f" of {units.size(size)}" if size else "")
+    text = f"the {axis} {collective.replace('_', '-')} is exposed for {units.duration(cost)} a step ({of})"
+    where: dict[str, object] = {}
+    if len(counted):
+        one = counted.iloc[int(counted["transfer_ns"].to_numpy().argmax())]
+        where = {"rank": int(one["rank"]), "step": one["step"], "end_ns": int(one["end_ns"])}
+        where["start_ns"] = int(one["end_ns"] - one["transfer_ns"])
+        where["op_id"] = int(one["op_id"]) if one["op_id"] >= 0 else None
+    return _finding(
+        ground, text, cost, ground.sure, _communication_advice(ground, axis, size), ("visible_comm_ns",), **where
+    )
+
+
+SMALL_MESSAGE = 64 * 1024
+
+
+def _communication_advice(ground: Ground, axis: str, size: float | None) -> str:
+    if axis == "dp" and ground.meta.parallel.get("overlap") is False:
+        return "let the gradient reduction overlap backward (drop --no-overlap)"
+    if axis == "dp" and size is not None and size < SMALL_MESSAGE:
+        return "larger gradient buckets (--bucket-mb): each of these is small, so latency counts more than bytes"
+    return {
+        "dp": "start reductions earlier, larger microbatches per step, or shard over fewer ranks",
+        "pp": "larger microbatches, or stages whose boundary activation is smaller",
+        "tp": "a smaller tensor-parallel degree, or keep its group inside one host",
+    }.get(axis, "hide it under compute, send less, or use a faster link")
+
+
+def _idle(ground: Ground, late: Sequence[Finding]) -> list[Finding]:
+    """Time with nothing in flight, without the ranks that are already named as late."""
+    rows = counted_rows(ground.ledger)
+    named = {one.rank for one in late}
+    rest = rows[~rows["rank"].isin(named)] if set(rows["rank"]) - named else rows
+    cost = float(rest["idle_ns"].mean())
+    if cost < LEAST_TERM * ground.step_ns:
+        return []
+    text = f"nothing is in flight for {units.duration(cost)} a step ({units.share(cost / ground.step_ns)} of it)"
+    where: dict[str, object] = {}
+    if ground.longest_idle is not None:
+        rank, step, start, end = ground.longest_idle
+        where = {"rank": rank, "step": step, "start_ns": start, "end_ns": end}
+    advice = (
+        "host work between operations: fewer and larger operations, data prepared ahead, no reading back of tensors"
+    )
+    return [_finding(ground, text, cost, ground.sure, advice, ("idle_ns",), **where)]
+
+
+def _copies(ground: Ground) -> list[Finding]:
+    cost = ground.mean("memcpy_ns")
+    if cost < LEAST_TERM * ground.step_ns:
+        return []
+    text = f"memory copies alone take {units.duration(cost)} a step ({units.share(cost / ground.step_ns)} of it)"
+    advice = "pinned host memory and asynchronous copies, or fewer of them"
+    return [_finding(ground, text, cost, ground.sure, advice, ("memcpy_ns",))]

@@ -1,0 +1,313 @@
+"""The pipeline: which schedule, and its bubble measured, in theory, and as planned.
+
+Definitions: definitions.md (Bubble or imbalance); formulas: theory.md (Pipeline bubble). Two fractions are always named
+apart: *of the step* (bubble / step time) and *of the work* (bubble / compute time of the microbatches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis.causes.summary import counted_rows, ratio
+from stepscope.analysis.ledger.steps import Windows
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import KINDS, PHASES, RunMeta, code_of
+
+WORK_PHASES = ("forward", "backward", "weight_grad")
+"""What a schedule orders; recomputation is part of the backward that asks for it."""
+
+ACTION_COLUMNS = ("rank", "step", "phase", "chunk", "microbatch", "stage", "start_ns", "end_ns", "compute_ns")
+
+
+class Slot(NamedTuple):
+    """One computation of a schedule: `phase` of WORK_PHASES, virtual stage `chunk` of its rank, `microbatch`."""
+
+    phase: str
+    chunk: int
+    microbatch: int
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The `pipeline` object of the public JSON; everything is None (stages 1) where there is no pipeline."""
+
+    schedule: str | None = None
+    stages: int = 1
+    microbatches: int | None = None
+    bubble_of_step: float | None = None
+    bubble_of_work: float | None = None
+    theory_of_step: float | None = None
+    theory_of_work: float | None = None
+    planned_of_step: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Exactly the public fields."""
+        return asdict(self)
+
+
+# -- what ran ----------------------------------------------------------------------------------------------------------
+
+
+def actions(run: Run, steps: Mapping[int, Windows]) -> pd.DataFrame:
+    """One row a (rank, step, phase, chunk, microbatch) that computed: first start, last end, summed compute in ns.
+
+    `steps`: the windows of each rank. Rows come in the order in which each rank ran them, in its own clock. Empty where
+    rows carry no phase and microbatch.
+    """
+    frames = [frame for rank in run.ranks if not (frame := _actions_of(run, rank, steps[rank])).empty]
+    if not frames:
+        return pd.DataFrame({name: pd.Series(dtype="object") for name in ACTION_COLUMNS})
+    return pd.concat(frames, ignore_index=True)
+
+
+def _actions_of(run: Run, rank: int, steps: Windows) -> pd.DataFrame:
+    names = ("start_ns", "dur_ns", "kind", "phase", "stage", "chunk", "microbatch")
+    columns = run.columns(rank, *names)
+    phase = columns["phase"].copy()
+    phase[phase == code_of(PHASES, "recompute")] = code_of(PHASES, "backward")
+    work = [code_of(PHASES, name) for name in WORK_PHASES]
+    chosen = (columns["kind"] == code_of(KINDS, "compute")) & (columns["microbatch"] >= 0) & np.isin(phase, work)
+    start = columns["start_ns"][chosen]
+    index = np.searchsorted(steps.start_ns, start, side="right") - 1
+    inside = (index >= 0) & (start < np.append(steps.end_ns, 0)[index])
+    frame = pd.DataFrame({name: columns[name][chosen][inside] for name in names})
+    frame["phase"] = [PHASES[code] for code in phase[chosen][inside]]
+    frame["step"] = [steps.steps[i] for i in index[inside]]
+    frame["end_ns"] = frame["start_ns"] + frame["dur_ns"]
+    frame["chunk"] = frame["chunk"].clip(lower=0)
+    keys = ["step", "phase", "chunk", "microbatch", "stage"]
+    grouped = frame.groupby(keys, sort=False, as_index=False).agg(
+        start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), compute_ns=("dur_ns", "sum")
+    )
+    grouped["rank"] = rank
+    return grouped.sort_values("start_ns", kind="stable")[list(ACTION_COLUMNS)].reset_index(drop=True)
+
+
+def mean_durations(rows: pd.DataFrame) -> dict[str, Fraction]:
+    """Mean compute time in ns of one action of each phase, over ranks, stages, chunks and microbatches."""
+    return {
+        str(phase): Fraction(sum(int(v) for v in part["compute_ns"]), len(part))
+        for phase, part in rows.groupby("phase")
+    }
+
+
+def recognise(orders: Mapping[int, Sequence[Slot]]) -> str | None:
+    """Name of the schedule that every stage's order of computations follows, None for one that is not known.
+
+    `orders` maps each stage to what it ran in one step. With one microbatch all schedules are the same: `naive`.
+    """
+    slots = [slot for order in orders.values() for slot in order]
+    if not slots:
+        return None
+    if any(slot.phase == "weight_grad" for slot in slots):
+        return "zb-h1"
+    if any(slot.chunk > 0 for slot in slots):
+        return "interleaved"
+    stages, count = len(orders), len({slot.microbatch for slot in slots})
+    for name in ("naive", "gpipe", "1f1b"):
+        if all(_letters(orders[s]) == _expected(name, place, stages, count) for place, s in enumerate(sorted(orders))):
+            return name
+    return None
+
+
+def _letters(order: Sequence[Slot]) -> str:
+    return "".join("F" if slot.phase == "forward" else "B" for slot in order)
+
+
+def _expected(schedule: str, stage: int, stages: int, microbatches: int) -> str:
+    """The order of forwards and backwards on one stage."""
+    if schedule == "naive":
+        return "FB" * microbatches
+    if schedule == "gpipe":
+        return "F" * microbatches + "B" * microbatches
+    warm = min(stages - 1 - stage, microbatches)
+    return "F" * warm + "FB" * (microbatches - warm) + "B" * warm
+
+
+# -- theory ------------------------------------------------------------------------------------------------------------
+
+
+def theory(
+    schedule: str | None, stages: int, microbatches: int, chunks: int, durations: Mapping[str, Fraction]
+) -> tuple[Fraction | None, Fraction | None]:
+    """(bubble of the step, bubble of the ideal work) by the textbook; (None, None) for an unknown schedule.
+
+    `durations` (mean time of one action a phase) is used by zero-bubble only: (P-1)(T_F + T_B - T_W).
+    """
+    p, m, v = Fraction(stages), Fraction(microbatches), Fraction(chunks)
+    if microbatches < 1 or stages < 1:
+        return None, None
+    if schedule == "naive":
+        return 1 - 1 / p, p - 1
+    if schedule in ("gpipe", "1f1b"):
+        return (p - 1) / (m + p - 1), (p - 1) / m
+    if schedule == "interleaved":
+        return (p - 1) / (v * m + p - 1), (p - 1) / (v * m)
+    if schedule == "zb-h1" and set(WORK_PHASES) <= set(durations):
+        forward, backward, weight = (durations[name] for name in WORK_PHASES)
+        bubble, work = (p - 1) * (forward + backward - weight), m * (forward + backward + weight)
+        return (bubble / (bubble + work), bubble / work) if work else (None, None)
+    return None, None
+
+
+# -- the plan, replayed ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanReplay:
+    """A schedule in virtual time: the step's length, and per stage its work and its waits (start, end, waited-for stage).
+
+    Times have the unit of the durations that went in.
+    """
+
+    makespan: Fraction
+    work: dict[int, Fraction]
+    waits: dict[int, list[tuple[Fraction, Fraction, int]]]
+
+    @property
+    def bubble_of_step(self) -> float | None:
+        """Share of the stages' time that is waiting."""
+        total = self.makespan * len(self.work)
+        return ratio(total - sum(self.work.values()), total)
+
+
+def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fraction]) -> PlanReplay | None:
+    """Run each stage's table in order, each action as soon as its inputs are there; communication is free.
+
+    A forward needs the forward of the virtual stage before it, a backward the one after it (on the last: its own
+    forward), a weight gradient its own backward. Virtual stage of chunk c on stage s of P: c P + s. None for a table
+    that cannot run to its end (another placement of chunks, or a deadlock).
+    """
+    order = {stage: list(table) for stage, table in tables.items()}
+    place = {stage: number for number, stage in enumerate(sorted(order))}
+    virtual = len(order) * (1 + max((slot.chunk for table in order.values() for slot in table), default=0))
+    done: dict[tuple[str, int, int], tuple[Fraction, int]] = {}  # (phase, virtual stage, microbatch) -> (end, stage)
+    clock = {stage: Fraction(0) for stage in order}
+    work = {stage: Fraction(0) for stage in order}
+    waits: dict[int, list[tuple[Fraction, Fraction, int]]] = {stage: [] for stage in order}
+    position = dict.fromkeys(order, 0)
+    moved = True
+    while moved:
+        moved = False
+        for stage, table in order.items():
+            while position[stage] < len(table):
+                slot = table[position[stage]]
+                here = slot.chunk * len(order) + place[stage]
+                needs = [done.get(key) for key in _needs(slot, here, virtual)]
+                if any(need is None for need in needs):
+                    break
+                ready, holder = max((need for need in needs if need), default=(clock[stage], stage))
+                if ready > clock[stage]:
+                    waits[stage].append((clock[stage], ready, holder))
+                begin, length = max(ready, clock[stage]), durations.get(slot.phase, Fraction(0))
+                clock[stage] = begin + length
+                work[stage] += length
+                done[(slot.phase, here, slot.microbatch)] = (clock[stage], stage)
+                position[stage] += 1
+                moved = True
+    if any(position[stage] < len(order[stage]) for stage in order):
+        return None
+    makespan = max(clock.values(), default=Fraction(0))
+    _close(waits, clock, makespan)
+    return PlanReplay(makespan, work, waits)
+
+
+def _needs(slot: Slot, here: int, virtual: int) -> list[tuple[str, int, int]]:
+    """Keys of the actions whose results `slot` on virtual stage `here` needs."""
+    if slot.phase == "forward":
+        return [("forward", here - 1, slot.microbatch)] if here else []
+    if slot.phase == "weight_grad":
+        return [("backward", here, slot.microbatch)]
+    own = [("forward", here, slot.microbatch)]
+    return own if here == virtual - 1 else [*own, ("backward", here + 1, slot.microbatch)]
+
+
+def _close(waits: dict[int, list[tuple[Fraction, Fraction, int]]], clock: dict[int, Fraction], end: Fraction) -> None:
+    """After its last action a stage waits for the stage before it: in a row of steps, for its next first forward."""
+    stages = sorted(clock)
+    for number, stage in enumerate(stages):
+        if clock[stage] < end:
+            waits[stage].append((clock[stage], end, stages[number - 1]))
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def stage_of(meta: RunMeta, rank: int) -> int:
+    """Pipeline stage of a rank, -1 where run.json has no coordinates."""
+    return int(meta.coords[rank].get("pp", 0)) if rank < len(meta.coords) else -1
+
+
+def replica_of(meta: RunMeta, rank: int) -> Hashable:
+    """What the ranks of one pipeline share: their coordinates on all other axes."""
+    if rank >= len(meta.coords):
+        return ()
+    return tuple(sorted((axis, place) for axis, place in meta.coords[rank].items() if axis != "pp"))
+
+
+def planned_tables(meta: RunMeta) -> dict[int, list[Slot]]:
+    """Stage -> planned table of the first pipeline of run.json; empty where none was recorded."""
+    tables: dict[int, list[Slot]] = {}
+    for rank, table in enumerate(meta.pipeline_table):
+        slots = [Slot(a.phase, max(a.chunk, 0), a.microbatch) for a in table if a.phase in WORK_PHASES]
+        if slots:
+            tables.setdefault(stage_of(meta, rank) if meta.coords else rank, slots)
+    return tables
+
+
+def observed_tables(rows: pd.DataFrame, step: int | str) -> dict[int, list[Slot]]:
+    """Stage -> what its lowest rank computed in `step`, in the order in which it ran."""
+    tables: dict[int, list[Slot]] = {}
+    for _, part in rows[rows["step"] == step].groupby("rank", sort=True):
+        stage = int(part["stage"].iloc[0])
+        slots = [
+            Slot(p, int(c), int(m)) for p, c, m in zip(part["phase"], part["chunk"], part["microbatch"], strict=True)
+        ]
+        tables.setdefault(stage, slots)
+    return tables
+
+
+def pipeline(meta: RunMeta, ledger: pd.DataFrame, rows: pd.DataFrame) -> Pipeline:
+    """The pipeline of a run: schedule (given, else recognised), and its bubble measured, in theory and as planned.
+
+    `rows`: its `actions`. Measured: totals over the counted rows of the ledger.
+    """
+    stages = _stages(meta, rows)
+    if stages < 2:
+        return Pipeline()
+    counted = counted_rows(ledger)
+    rows = rows[rows["step"].isin(counted["step"].unique())]
+    durations = mean_durations(rows)
+    observed = observed_tables(rows, rows["step"].iloc[0]) if len(rows) else {}
+    schedule = str(meta.parallel.get("schedule") or "") or recognise(observed)
+    microbatches = int(meta.train.get("microbatches") or 0) or int(rows["microbatch"].nunique())
+    chunks = int(meta.parallel.get("chunks") or 0) or int(rows["chunk"].max() if len(rows) else 0) + 1
+    of_step, of_work = theory(schedule, stages, microbatches, chunks, durations)
+    plan = replay(planned_tables(meta), durations) if durations else None
+    bubble, work = int(counted["bubble_ns"].sum()), _work(counted, rows)
+    return Pipeline(
+        schedule=schedule,
+        stages=stages,
+        microbatches=microbatches or None,
+        bubble_of_step=ratio(bubble, int(counted["step_ns"].sum())),
+        bubble_of_work=ratio(bubble, work),
+        theory_of_step=None if of_step is None else float(of_step),
+        theory_of_work=None if of_work is None else float(of_work),
+        planned_of_step=plan.bubble_of_step if plan else None,
+    )
+
+
+def _stages(meta: RunMeta, rows: pd.DataFrame) -> int:
+    return int(meta.mesh.get("pp") or 0) or int(rows["stage"].max() if len(rows) else 0) + 1
+
+
+def _work(counted: pd.DataFrame, rows: pd.DataFrame) -> int:
+    """Compute time of the microbatches in ns, all compute where rows name no phase."""
+    known = rows[rows["rank"].isin(counted["rank"].unique())]
+    return int(known["compute_ns"].sum()) if len(known) else int(counted["compute_ns"].sum())

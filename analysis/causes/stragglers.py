@@ -1,0 +1,85 @@
+"""Stragglers: who arrived last, what it made the others wait, and why as far as the rows tell.
+
+Cost counts exposed waits only (blame.py says whom each goes back to); time that could not be split or that blocked
+nothing is not charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from stepscope.analysis.causes.blame import Blame
+from stepscope.analysis.causes.summary import counted_rows
+
+CAUSES = {
+    "compute_ns": "slower compute",
+    "idle_ns": "late host",
+    "visible_comm_ns": "slower communication",
+    "memcpy_ns": "memory copies",
+}
+"""The term of its own ledger in which a straggler exceeds its peers -> what that is called."""
+
+LEAST_SHARE = 0.25
+"""A term explains a straggler when its excess is at least this share of the longest wait that it causes."""
+
+NEGLIGIBLE = 0.001
+"""A rank that nobody waits for longer than this share of the step has no cause to name."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """One rank that made others wait; the fields of the public JSON. Cost: summed over the waiting ranks, ns a step."""
+
+    rank: int
+    last_arrivals: int
+    cost_ns_per_step: int
+    cause: str | None
+
+
+def stragglers(
+    ledger: pd.DataFrame, blame: Blame, last_arrivals: Mapping[int, int], group_of: Callable[[int], Hashable]
+) -> tuple[Straggler, ...]:
+    """Every rank that was last somewhere or made others wait, dearest first.
+
+    `last_arrivals`: rank -> number of matched communications in whole steps that it was last in. `group_of`: ranks with
+    the same work (those of one pipeline stage) share a value: they are each other's peers.
+    """
+    rows = counted_rows(ledger)
+    steps = list(dict.fromkeys(rows["step"]))
+    ranks = [int(rank) for rank in rows["rank"].unique()]
+    found = []
+    for rank in ranks:
+        cost = round(sum(blame.cost_of(rank, step) for step in steps) / len(steps))
+        last = last_arrivals.get(rank, 0)
+        if cost or last:
+            wait = sum(blame.longest_wait_for(rank, step) for step in steps) / len(steps)
+            matters = wait >= NEGLIGIBLE * float(rows["step_ns"].mean())
+            cause = cause_of(rows, rank, peers_of(rank, ranks, group_of), wait) if matters else None
+            found.append(Straggler(rank, last, cost, cause))
+    return tuple(sorted(found, key=lambda one: (-one.cost_ns_per_step, -one.last_arrivals, one.rank)))
+
+
+def peers_of(rank: int, ranks: Sequence[int], group_of: Callable[[int], Hashable]) -> list[int]:
+    """The other ranks with the same work; all other ranks where there is none."""
+    others = [other for other in ranks if other != rank]
+    return [other for other in others if group_of(other) == group_of(rank)] or others
+
+
+def excess_ns(rows: pd.DataFrame, rank: int, peers: Sequence[int], column: str) -> float:
+    """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns."""
+    table = rows.pivot_table(index="step", columns="rank", values=column, aggfunc="sum", sort=False)
+    if not peers or rank not in table:
+        return 0.0
+    return float((table[rank] - table[list(peers)].median(axis=1)).mean())
+
+
+def cause_of(rows: pd.DataFrame, rank: int, peers: Sequence[int], wait_ns: float) -> str | None:
+    """The term in which `rank` exceeds its peers most; None where none explains the `wait_ns` that others wait for it."""
+    if wait_ns <= 0 or not peers:
+        return None
+    excess = {column: excess_ns(rows, rank, peers, column) for column in CAUSES}
+    largest = max(excess, key=lambda column: excess[column])
+    return CAUSES[largest] if excess[largest] >= LEAST_SHARE * wait_ns else None

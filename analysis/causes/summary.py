@@ -1,0 +1,130 @@
+"""Means over whole steps: which rows count, and sums that come out exactly.
+
+A mean is first over ranks, then over steps. It is kept as a fraction, so that the six terms of a mean sum to the mean
+step exactly; for JSON the terms are written as multiples of 1/1024 ns, whose sums are exact in binary floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pandas as pd
+
+from stepscope.analysis.ledger.steps import whole_steps
+from stepscope.analysis.records import TERMS
+
+TERM_COLUMNS = tuple(f"{term}_ns" for term in TERMS)
+BESIDE_COLUMNS = ("hidden_comm_ns", "hidden_wait_ns", "unsplit_ns")
+"""Measured beside the partition, not part of it."""
+
+MEAN_COLUMNS = (*TERM_COLUMNS, *BESIDE_COLUMNS)
+
+GRAIN = 1024
+"""Means are written in multiples of 1/GRAIN ns (a power of two): 53 bits hold that exactly for steps up to two hours."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means of the ledger over ranks and steps, in ns, exact.
+
+    `by_step` holds, per step, the means over ranks; `values` their means over steps. Both map MEAN_COLUMNS and
+    `step_ns`. `ranks` and `steps` are those that count.
+    """
+
+    ranks: tuple[int, ...]
+    steps: tuple[int | str, ...]
+    by_step: tuple[dict[str, Fraction], ...]
+    values: dict[str, Fraction]
+
+    @property
+    def step_ns(self) -> Fraction | None:
+        """Mean step time; None where no whole step was recorded."""
+        return self.values.get("step_ns")
+
+
+def whole_rows(ledger: pd.DataFrame) -> pd.DataFrame:
+    """The ledger's rows that enter means (steps.whole_steps): not partial, empty, slow first or a shortened open end."""
+    keep = [
+        part.index[whole_steps(part["step_ns"].tolist(), part["flags"].tolist())] for _, part in ledger.groupby("rank")
+    ]
+    return ledger.loc[sorted(label for labels in keep for label in labels)]
+
+
+def counted_rows(ledger: pd.DataFrame) -> pd.DataFrame:
+    """Whole rows of the steps that every rank (with any whole step at all) has whole: each mean is over equal ranks.
+
+    Where no step is whole on all of them, all whole rows count.
+    """
+    whole = whole_rows(ledger)
+    if whole.empty:
+        return whole
+    ranks_of = whole.groupby("step", sort=False)["rank"].nunique()
+    common = ranks_of.index[ranks_of == whole["rank"].nunique()]
+    return whole[whole["step"].isin(common)] if len(common) else whole
+
+
+def _mean(values: Iterable[int]) -> Fraction:
+    numbers = [int(v) for v in values]
+    return Fraction(sum(numbers), len(numbers))
+
+
+def step_key(step: Any) -> int | str:
+    """A step as a frame holds it (numpy integer, or `all`) as the plain value that JSON and dictionaries use."""
+    return step if isinstance(step, str) else int(step)
+
+
+def _step_order(step: int | str) -> tuple[int, str]:
+    return (step, "") if isinstance(step, int) else (-1, str(step))
+
+
+def means(ledger: pd.DataFrame) -> Means:
+    """Exact means of every term over the counted rows; empty `values` where there is none."""
+    rows = counted_rows(ledger)
+    if rows.empty:
+        return Means((), (), (), {})
+    by_step: dict[int | str, dict[str, Fraction]] = {}
+    for step, part in rows.groupby("step", sort=False):
+        by_step[step_key(step)] = {name: _mean(part[name]) for name in ("step_ns", *MEAN_COLUMNS)}
+    steps = tuple(sorted(by_step, key=_step_order))
+    ordered = tuple(by_step[step] for step in steps)
+    values = {name: sum((row[name] for row in ordered), Fraction(0)) / len(ordered) for name in ordered[0]}
+    return Means(tuple(sorted({int(r) for r in rows["rank"]})), steps, ordered, values)
+
+
+def grained(value: Fraction) -> float:
+    """`value` to the nearest 1/GRAIN: a float that adds without rounding."""
+    return round(value * GRAIN) / GRAIN
+
+
+def number(value: float) -> int | float:
+    """An integer where the value is one, so that whole nanoseconds are written without a point."""
+    return int(value) if value == int(value) else value
+
+
+def written(values: Mapping[str, Fraction]) -> dict[str, int | float]:
+    """Means as JSON numbers: terms grained, and `step_ns` their exact sum."""
+    terms = {name: grained(values[name]) for name in MEAN_COLUMNS}
+    step = sum(terms[name] for name in TERM_COLUMNS)
+    return {name: number(value) for name, value in {"step_ns": step, **terms}.items()}
+
+
+def ratio(part: float | Fraction, whole: float | Fraction) -> float | None:
+    """part / whole, None where the whole is 0: undefined is never 0."""
+    return float(part / whole) if whole else None
+
+
+def overlap_of(ledger: pd.DataFrame) -> tuple[float | None, float | None]:
+    """(overlap efficiency, comm overlap) of all counted rows together, by total time; None without communication.
+
+    Formulas: definitions.md, Overlap. Only rows whose waits were recorded (method direct or balanced) can say how long
+    communication was in flight; `comm_overlap` is of those.
+    """
+    rows = counted_rows(ledger)
+    hidden, visible = int(rows["hidden_comm_ns"].sum()), int(rows["visible_comm_ns"].sum())
+    recorded = rows[rows["method"] != "inferred"]
+    covered = int(recorded["hidden_comm_ns"].sum() + recorded["hidden_wait_ns"].sum())
+    exposed = int(recorded[["visible_comm_ns", "bubble_ns", "imbalance_ns"]].to_numpy().sum())
+    return ratio(hidden, hidden + visible), ratio(covered, covered + exposed)

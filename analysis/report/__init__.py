@@ -1,0 +1,161 @@
+"""The report of a run: `analyze(run) -> Report`, its public JSON, and how terminal and HTML show it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis import intervals
+from stepscope.analysis.causes.classes import ahead_at, operation_classes, picture
+from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, steps_at
+from stepscope.analysis.causes.findings import Ground, findings
+from stepscope.analysis.causes.pipeline import actions, pipeline
+from stepscope.analysis.causes.stragglers import stragglers
+from stepscope.analysis.causes.summary import Means, means
+from stepscope.analysis.causes.throughput import throughput
+from stepscope.analysis.ledger.decompose import Decomposition, decompose
+from stepscope.analysis.ledger.overlap import overlap
+from stepscope.analysis.report.model import COLLECTIVE_FIELDS, Report, dumps
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import KINDS, code_of
+
+__all__ = ["Report", "analyze", "dumps"]
+
+
+def analyze(run: Run, method: str = "direct", peak_flops: float | None = None) -> Report:
+    """Everything that stepscope says about one run.
+
+    `method`: of telling bubble from imbalance (decompose). `peak_flops`: FLOP/s of one device, for MFU. Health items
+    that come up on the way are added to `run.health`, which the report carries.
+    """
+    decomposition = decompose(run, method)
+    ledger, mean = decomposition.ledger, means(decomposition.ledger)
+    rows = actions(run, decomposition.windows)
+    blame, waits = blame_of(run, decomposition, rows)
+    stages = stages_of(run, decomposition)
+    late = stragglers(ledger, blame, last_arrivals(decomposition), stages.__getitem__)
+    flow = pipeline(run.meta, ledger, rows)
+    classes = operation_classes(run, decomposition)
+    parts = _stepped(decomposition)
+    ground = Ground(
+        meta=run.meta,
+        health=run.health,
+        ledger=ledger,
+        means=mean,
+        classes=classes,
+        blame=blame,
+        waits=waits,
+        stragglers=late,
+        pipeline=flow,
+        parts=parts,
+        stage_of=stages.__getitem__,
+        longest_idle=_longest_idle(decomposition, mean),
+    )
+    typical = _typical_step(mean)
+    return Report(
+        meta=run.meta,
+        health=run.health,
+        ranks=tuple(run.ranks),
+        ledger=ledger,
+        means=mean,
+        throughput=throughput(run.meta, mean.step_ns, peak_flops),
+        pipeline=flow,
+        overlap=overlap(run, decomposition),
+        collectives=collectives(decomposition),
+        stragglers=late,
+        findings=findings(ground),
+        classes=classes,
+        picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),
+        picture_step=typical,
+        names=_device_names(run),
+        path=run.path,
+    )
+
+
+def collectives(decomposition: Decomposition) -> pd.DataFrame:
+    """One row a matched communication, in order of its first arrival: the public JSON's fields (COLLECTIVE_FIELDS).
+
+    Lists are by rank, ascending. A send and its receive are one row, `send_receive`. Missing numbers are None.
+    """
+    rows = [_collective(part) for _, part in decomposition.matches.parts.groupby("match_id", sort=False)]
+    rows.sort(key=lambda row: (min(row["arrival_ns"]), row["group"]))  # type: ignore[call-overload]
+    return pd.DataFrame(rows, columns=list(COLLECTIVE_FIELDS))
+
+
+def _collective(part: pd.DataFrame) -> dict[str, object]:
+    first = part.iloc[0]
+    kinds = sorted(set(part["collective"]))
+    longest = part.iloc[int(part["wait_ns"].to_numpy().argmax())]
+    unmatched = bool(first["unmatched"])
+    return {
+        "group": str(first["group"]),
+        "axis": str(first["axis"]),
+        "strategy": str(first["strategy"]),
+        "collective": "send_receive" if kinds == ["receive", "send"] else str(first["collective"]),
+        "seq": _known(first["seq"]),
+        "ranks": part["rank"].tolist(),
+        "bytes": _known(part["bytes"].max()),
+        "arrival_ns": part["arrival_ns"].tolist(),
+        "end_ns": part["end_ns"].tolist(),
+        "wait_ns": [_known(value) for value in part["wait_ns"]],
+        "transfer_ns": [_known(value) for value in part["transfer_ns"]],
+        "last_rank": _known(longest["last_rank"]),
+        "match": "unmatched" if unmatched else str(first["method"]) or "single",
+        "partial": bool(first["partial"]),
+    }
+
+
+def _known(value: int) -> int | None:
+    """None for the -1 that stands for missing."""
+    return int(value) if value >= 0 else None
+
+
+def _stepped(decomposition: Decomposition) -> pd.DataFrame:
+    """The matched parts, each with the step in which it arrived."""
+    parts = decomposition.matches.parts.copy()
+    found = steps_at(decomposition, parts["rank"].to_numpy(), parts["arrival_ns"].to_numpy()) if len(parts) else []
+    parts["step"] = pd.Series(found, index=parts.index, dtype="object")
+    return parts
+
+
+def _typical_step(mean: Means) -> int | str | None:
+    """The counted step whose time is closest to the median."""
+    if not mean.steps:
+        return None
+    lengths = np.array([float(step["step_ns"]) for step in mean.by_step])
+    return mean.steps[int(np.abs(lengths - np.median(lengths)).argmin())]
+
+
+def _longest_idle(decomposition: Decomposition, mean: Means) -> tuple[int, int | str, int, int] | None:
+    """(rank, step, start, end) of the longest idle stretch inside a counted step, common clock."""
+    best: tuple[int, int, int | str, int, int] | None = None
+    for rank, time in decomposition.time.items():
+        windows = decomposition.windows[rank]
+        for at, step in enumerate(windows.steps):
+            if step not in mean.steps:
+                continue
+            start, end = intervals.clip(time.terms["idle"], int(windows.start_ns[at]), int(windows.end_ns[at]))
+            if len(start):
+                longest = int((end - start).argmax())
+                ahead = ahead_at(decomposition, rank, int(start[longest]))
+                one = (
+                    int(end[longest] - start[longest]),
+                    rank,
+                    step,
+                    int(start[longest]) - ahead,
+                    int(end[longest]) - ahead,
+                )
+                best = one if best is None or one[0] > best[0] else best
+    return None if best is None else best[1:]
+
+
+def _device_names(run: Run) -> frozenset[str]:
+    """Names of all computations, communications and copies of the run."""
+    wanted = [code_of(KINDS, kind) for kind in ("compute", "comm", "memcpy")]
+    names: set[str] = set()
+    for rank in run.ranks:
+        columns = run.columns(rank, "kind", "name_id")
+        strings = run.strings(rank)
+        used = np.unique(columns["name_id"][np.isin(columns["kind"], wanted)])
+        names.update(strings[code] for code in used.tolist() if code >= 0)
+    return frozenset(names)

@@ -1,0 +1,155 @@
+"""The report of one run: frames and small dataclasses, and the public JSON made of them (docs/json_format.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis.causes.pipeline import Pipeline
+from stepscope.analysis.causes.stragglers import Straggler
+from stepscope.analysis.causes.summary import MEAN_COLUMNS, Means, overlap_of, written
+from stepscope.analysis.causes.throughput import Throughput
+from stepscope.analysis.records import JSON_SCHEMA_VERSION, LEDGER_COLUMNS, Finding, Health
+from stepscope.tracer.schema import RunMeta
+
+OVERLAP_FIELDS = ("rank", "step", "axis", "collective", "stream", "overlap_efficiency", "comm_overlap")
+
+COLLECTIVE_FIELDS = (
+    "group",
+    "axis",
+    "strategy",
+    "collective",
+    "seq",
+    "ranks",
+    "bytes",
+    "arrival_ns",
+    "end_ns",
+    "wait_ns",
+    "transfer_ns",
+    "last_rank",
+    "match",
+    "partial",
+)
+"""One matched communication; `ranks`, `arrival_ns`, `end_ns`, `wait_ns`, `transfer_ns` are lists of one length."""
+
+CLASS_COLUMNS = ("rank", "step", "class", "ns")
+"""Time by operation class: compute by phase, exposed communication by axis and collective."""
+
+PICTURE_COLUMNS = ("rank", "start_ns", "end_ns", "what")
+"""One typical step, as drawn: `what` is a term, compute being told apart by phase."""
+
+MISSING = -1
+"""A missing integer in columns; null in JSON."""
+
+
+@dataclass
+class Report:
+    """Everything that `stepscope analyze` says about one run."""
+
+    meta: RunMeta
+    health: Health
+    ranks: tuple[int, ...]
+    ledger: pd.DataFrame  # records.LEDGER_COLUMNS
+    means: Means
+    throughput: Throughput
+    pipeline: Pipeline
+    overlap: pd.DataFrame  # OVERLAP_FIELDS
+    collectives: pd.DataFrame  # COLLECTIVE_FIELDS
+    stragglers: tuple[Straggler, ...]  # dearest first
+    findings: tuple[Finding, ...]  # dearest first, at most five
+    classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
+    picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
+    picture_step: int | str | None = None
+    names: frozenset[str] = frozenset()  # names of device operations
+    path: Path | None = None
+
+    @staticmethod
+    def no_picture() -> pd.DataFrame:
+        """An empty picture."""
+        return pd.DataFrame(columns=list(PICTURE_COLUMNS))
+
+    @property
+    def name(self) -> str:
+        """What a person calls the run."""
+        return self.meta.name or self.meta.run_id
+
+    def to_json(self) -> dict[str, Any]:
+        """The public format, exactly: strict JSON values, undefined is null."""
+        return {
+            "schema": JSON_SCHEMA_VERSION,
+            "health": self.health.to_json(),
+            "run": self._run(),
+            "ledger": records_of(self.ledger, LEDGER_COLUMNS),
+            "summary": self._summary(),
+            "overlap": records_of(self.overlap, OVERLAP_FIELDS),
+            "collectives": records_of(self.collectives, COLLECTIVE_FIELDS),
+            "pipeline": plain(self.pipeline.to_json()),
+            "stragglers": [plain(asdict(straggler)) for straggler in self.stragglers],
+            "findings": [plain(asdict(finding)) for finding in self.findings],
+        }
+
+    def _run(self) -> dict[str, Any]:
+        meta = self.meta
+        facts = {
+            name: getattr(meta, name)
+            for name in ("run_id", "name", "source", "complete", "created", "world_size", "mesh", "backend", "device")
+        }
+        steps = list(dict.fromkeys(self.ledger["step"])) if len(self.ledger) else []
+        more = {
+            "path": str(self.path) if self.path else None,
+            "hosts": sorted(set(meta.hosts)),
+            "ranks": list(self.ranks),
+            "steps": steps,
+            "steps_in_means": list(self.means.steps),
+            "ranks_in_means": list(self.means.ranks),
+            "tokens_per_step": self.throughput.tokens_per_step,
+            "model": meta.model,
+            "parallel": meta.parallel,
+            "train": meta.train,
+        }
+        return dict(plain({**facts, **more}))
+
+    def _summary(self) -> dict[str, Any]:
+        names = ("step_ns", *MEAN_COLUMNS)
+        means = written(self.means.values) if self.means.values else dict.fromkeys(names)
+        efficiency, comm = overlap_of(self.ledger) if len(self.ledger) else (None, None)
+        more = {
+            "overlap_efficiency": efficiency,
+            "comm_overlap": comm,
+            "steps": len(self.means.steps),
+            "tokens_per_s": self.throughput.tokens_per_s,
+            "mfu": self.throughput.mfu,
+        }
+        return dict(plain({**means, **more}))
+
+
+def plain(value: Any) -> Any:
+    """`value` as strict JSON values: numpy and tuples unwrapped, NaN and infinities null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, np.ndarray)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def records_of(frame: pd.DataFrame, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Rows of a frame as objects with exactly `names`."""
+    wanted = list(names)
+    columns = [frame[name].tolist() for name in wanted]
+    return [plain(dict(zip(wanted, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def dumps(value: dict[str, Any]) -> str:
+    """Strict JSON text; refuses NaN. Lone surrogates (broken names) are escaped, so that it is valid UTF-8."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"

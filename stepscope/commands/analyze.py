@@ -1,0 +1,90 @@
+"""`stepscope analyze`: where the time of a run's steps went, who caused it, and what to try."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.commands.console import Quiet, console, say_next
+from stepscope.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from stepscope.analysis.report import Report
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE|-", help="Write the public JSON format; - is standard output, with nothing else on it."
+    ),
+]
+
+
+def write_text(target: str | Path, text: str) -> None:
+    """Write a result to a file, `-` being standard output; OSError says which file could not be written."""
+    if str(target) == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+def analyze(
+    path: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run directory, or a trace file of another program.", show_default=False),
+    ],
+    json_file: JsonFile = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the report as one self-contained page.", show_default=False),
+    ] = None,
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option("--peak-tflops", min=0.0, help="Peak of one device in TFLOP/s, for MFU.", show_default=False),
+    ] = None,
+    quiet: Quiet = False,
+) -> ExitCode:
+    """Say where the time of a run's steps went, who caused it, and what to try.
+
+    The health report comes first. Then the mean step in six terms that sum to it exactly, the same by rank, the
+    pipeline's bubble beside theory, overlap, stragglers and findings.
+
+    Exit status: 0 clean; 1 could not read it; 3 done, but the health report touches figures.
+
+    Examples:
+
+        stepscope analyze runs/a
+
+        stepscope analyze runs/a --html report.html
+
+        stepscope analyze runs/a --json - | jq .summary
+    """
+    from stepscope.analysis.ingest import open_run
+    from stepscope.analysis.report import analyze as report_on
+    from stepscope.analysis.report import dumps
+
+    report = report_on(open_run(path), peak_flops=None if peak_tflops is None else peak_tflops * 1e12)
+    if json_file is not None:
+        write_text(json_file, dumps(report.to_json()))
+    if html_file is not None:
+        from stepscope.analysis.report.html import to_html
+
+        write_text(html_file, to_html(report))
+    if json_file != "-":
+        _show(report)
+        say_next(*_next(path, html_file), quiet=quiet)
+    return ExitCode.OK if report.health.status == "ok" else ExitCode.TOUCHED
+
+
+def _show(report: Report) -> None:
+    from stepscope.analysis.report.terminal import print_report
+
+    print_report(report, console())
+
+
+def _next(path: str, html_file: Path | None) -> list[str]:
+    """What a person would type after this."""
+    page = [] if html_file is not None else [f"stepscope analyze {path} --html report.html"]
+    return [f"stepscope compare {path} OTHER", f"stepscope dashboard {path}", *page]
