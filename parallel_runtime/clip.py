@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.parallel_runtime.comm import Comm
-from stepscope.parallel_runtime.config import ParallelConfig
-from stepscope.parallel_runtime.grad_sync import EMBEDDING
+from stepscope.parallel_runtime.layout import counts_once
+from stepscope.parallel_runtime.mesh import Mesh
 
 EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
 
-def owned(parameters: Iterable[tuple[str, nn.Parameter]], parallel: ParallelConfig, stage: int) -> list[nn.Parameter]:
-    """The parameters that this rank counts in the norm: a tied embedding's second copy is the first stage's."""
-    return [p for name, p in parameters if not (name == EMBEDDING and stage > 0)]
+def owned(parameters: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[nn.Parameter]:
+    """The parameters that this rank counts in the norm (layout.counts_once)."""
+    return [parameter for name, parameter in parameters if counts_once(name, mesh, rank)]
 
 
 def clip_gradients(

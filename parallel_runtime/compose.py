@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from stepscope.parallel_runtime import clip, grad_sync
 from stepscope.parallel_runtime.comm import PIPELINE_STREAMS, Comm
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
-from stepscope.parallel_runtime.data import IGNORED, Batch, local_batch
+from stepscope.parallel_runtime.data import Batch, local_batch
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.dp.data_parallel import DataParallel
+from stepscope.parallel_runtime.layout import local_sequence, shard
 from stepscope.parallel_runtime.memory import ActivationCounter
 from stepscope.parallel_runtime.model.initial import initialise
 from stepscope.parallel_runtime.model.stage import Stage
@@ -85,14 +86,9 @@ class Program:
         return [named for chunk in self.chunks for named in chunk.named_parameters()]
 
     def batch(self, step: int) -> Batch:
-        """This rank's part of the step's data. Loss ranks count its valid tokens over the whole global batch."""
+        """This rank's part of the step's data; each rank knows the valid tokens of all, so nothing is asked."""
         c = self.configuration
-        batch = local_batch(c.model, c.train, c.parallel.dp, self.comm.index("dp"), step, self.device)
-        if not self.ends_model:
-            return batch
-        valid = sum((m.targets_SB != IGNORED).sum() for m in batch.microbatches)
-        assert isinstance(valid, Tensor)
-        return batch._replace(valid_tokens=self.comm.all_reduce(valid, REPLICAS, strategy="loss", stream="loss").wait())
+        return local_batch(c.model, c.train, c.parallel.dp, self.comm.index("dp"), step, self.device)
 
     def clip(self) -> Tensor | None:
         """Clip the gradients where the configuration says so; the global norm."""
@@ -117,7 +113,7 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
         device=where,
     )
     if device.kind != "dry":
-        initialise(part, model, train.seed)
+        initialise(part, model, train.seed, lambda name, whole: shard(name, whole, comm.mesh, comm.rank))
     chunks = [part]
     named = [named for chunk in chunks for named in chunk.named_parameters()]
     parameters = [parameter for _, parameter in named]
@@ -131,13 +127,13 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
             chunks,
             tables_of(parallel, train)[stage],
             comm,
-            (model.seq, train.microbatch_size, model.hidden),
+            (local_sequence(model, parallel), train.microbatch_size, model.hidden),
             configuration.dtype,
             where,
             ActivationCounter(chunks, comm.recorder),
         ),
         reductions=grad_sync.reductions_of(named, model, parallel),
-        counted=clip.owned(named, parallel, stage),
+        counted=clip.owned(named, comm.mesh, comm.rank),
         optimizer=_optimizer(parameters, train),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import gcd
 from typing import Any
 
 NORMS = ("rmsnorm", "layernorm")
@@ -116,7 +117,8 @@ class ParallelConfig:
             ("chunks", "interleaving"),
         ):
             _not_built(name, getattr(self, name), 1, what)
-        _not_built("sp", self.sp, False, "sequence parallelism")
+        if self.sp and self.tp == 1:
+            raise ValueError("sp cuts the sequence over the ranks of tp, and tp is 1: take tp 2, or leave sp out")
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero {self.zero} must be 0, 1, 2 or 3")
         _not_built("zero", self.zero, 0, "ZeRO")
@@ -149,7 +151,7 @@ class TrainConfig:
     steps: int = 6
     dtype: str = "float32"
     optimizer: str = "adamw"
-    lr: float = 1e-3
+    lr: float = 3e-3
     weight_decay: float = 0.0
     clip: float = 0.0  # largest global gradient norm; 0: no clipping
     padding: float = 0.0  # largest share of a sequence that is padding (the count differs from sequence to sequence)
@@ -213,6 +215,7 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
         raise ValueError(
             f"pp {parallel.pp} stages need a layer each, the model has {model.layers}: take pp {model.layers}"
         )
+    _check_tensor_parallel(model, parallel)
     if parallel.split and sum(parallel.split) != model.layers:
         raise ValueError(f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}")
     for name in ("slow_rank", "late_rank"):
@@ -220,6 +223,21 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
         if rank >= parallel.world_size:
             last = parallel.world_size - 1
             raise ValueError(f"{name} {rank} is not among the {parallel.world_size} ranks: take 0 to {last}")
+
+
+def _check_tensor_parallel(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """tp cuts the heads (query, key and value), the feed-forward width and the vocabulary; sp the sequence."""
+    cut = {name: getattr(model, name) for name in ("kv_heads", "ffn", "vocab")}  # heads is a multiple of kv_heads
+    for name, size in cut.items():
+        if size % parallel.tp:
+            common = gcd(*cut.values())
+            legal = [n for n in range(1, common + 1) if common % n == 0]
+            nearest = min(legal, key=lambda n: (abs(n - parallel.tp), n))
+            raise ValueError(f"tp {parallel.tp} must divide {name} {size}: take tp {nearest}")
+    pieces = parallel.cp * (parallel.tp if parallel.sp else 1)
+    if parallel.sp and model.seq % pieces:
+        longer = -(-model.seq // pieces) * pieces
+        raise ValueError(f"sp cuts sequences of {model.seq} tokens into {pieces} equal parts: take seq {longer}")
 
 
 def as_dictionaries(

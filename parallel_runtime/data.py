@@ -36,6 +36,7 @@ class Microbatch(NamedTuple):
     tokens_SB: Tensor
     targets_SB: Tensor
     positions_S: Tensor  # place of each token in its whole sequence
+    numbers_SB: Tensor  # of each token in the whole training run: no other token has it, whatever the layout
 
 
 class Batch(NamedTuple):
@@ -100,6 +101,12 @@ def sequences(model: ModelConfig, train: TrainConfig, step: int, numbers: Sequen
     return tokens_GS, targets_GS
 
 
+def token_numbers(model: ModelConfig, train: TrainConfig, dp: int, step: int, numbers: Sequence[int]) -> Tensor:
+    """(G, S): the count of each token of the sequences `numbers` since the training began, int64."""
+    first = step * dp * train.microbatches * train.microbatch_size * model.seq
+    return first + torch.tensor(list(numbers))[:, None] * model.seq + torch.arange(model.seq)
+
+
 def valid_tokens(model: ModelConfig, train: TrainConfig, dp: int, step: int) -> int:
     """Targets that count in the whole global batch of `step`."""
     total = dp * train.microbatches * train.microbatch_size
@@ -121,8 +128,13 @@ def local_batch(
     first = dp_index * size * count
     tokens_GS, targets_GS = sequences(model, train, step, range(first, first + size * count))
     positions_S = torch.arange(model.seq).to(device)
+    numbers_GS = token_numbers(model, train, dp, step, range(first, first + size * count))
     microbatches = tuple(
-        Microbatch(tokens.t().contiguous().to(device), targets.t().contiguous().to(device), positions_S)
-        for tokens, targets in zip(tokens_GS.split(size), targets_GS.split(size), strict=True)
+        Microbatch(
+            tokens.t().contiguous().to(device), targets.t().contiguous().to(device), positions_S, named.t().to(device)
+        )
+        for tokens, targets, named in zip(
+            tokens_GS.split(size), targets_GS.split(size), numbers_GS.split(size), strict=True
+        )
     )
     return Batch(microbatches, valid_tokens(model, train, dp, step))

@@ -17,8 +17,7 @@ from torch import nn
 
 from stepscope.parallel_runtime.comm import Comm
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig
-
-EMBEDDING = "embedding.weight"
+from stepscope.parallel_runtime.layout import EMBEDDING
 
 
 class Reduction(NamedTuple):

@@ -1,4 +1,4 @@
-"""One pool of four rank processes for all checks that communicate."""
+"""Pools of rank processes for all checks that communicate: four, and eight for what needs three axes."""
 
 from __future__ import annotations
 
@@ -12,5 +12,13 @@ from pool import Pool
 def pool() -> Iterator[Pool]:
     """Four ranks, started on first use."""
     ranks = Pool(4)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def eight() -> Iterator[Pool]:
+    """Eight ranks, started on first use."""
+    ranks = Pool(8)
     yield ranks
     ranks.close()

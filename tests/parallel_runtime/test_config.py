@@ -49,7 +49,7 @@ def test_illegal_models(arguments: dict, message: str) -> None:
         ({"tp": 2}, "tp 2: tensor parallelism is not built yet, take tp 1"),
         ({"cp": 2}, "context parallelism is not built yet"),
         ({"ep": 2}, "expert parallelism is not built yet"),
-        ({"sp": True}, "sequence parallelism is not built yet"),
+        ({"sp": True}, "tp is 1: take tp 2, or leave sp out"),
         ({"zero": 1}, "ZeRO is not built yet"),
         ({"zero": 4}, "zero 4 must be 0, 1, 2 or 3"),
         ({"chunks": 2}, "interleaving is not built yet"),
