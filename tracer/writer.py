@@ -118,7 +118,8 @@ class RankWriter:
                 self.dropped += steps
                 continue
             try:
-                self._member(chunks, sync=not isinstance(item, BeginRow))
+                # at the end all goes out at once and is synced once: whoever ends a rank may not wait for long
+                self._member(chunks, sync=not (self._closing or isinstance(item, BeginRow)))
             except Exception as error:  # whatever it is, it must not reach the training
                 self.dropped += steps
                 self._fail(error)
