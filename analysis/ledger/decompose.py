@@ -14,29 +14,16 @@ import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.intervals import Intervals
-from stepscope.analysis.ledger.blockers import Exposed, RankParts, exposed_waits
-from stepscope.analysis.ledger.classes import Charged, follow
+from stepscope.analysis.ledger.direct import direct_times
+from stepscope.analysis.ledger.inferred import can_infer, inferred_times
 from stepscope.analysis.ledger.match import Matches, match_summaries
-from stepscope.analysis.ledger.parts import own_pipeline_last
 from stepscope.analysis.ledger.steps import Windows, tell, whole_steps
 from stepscope.analysis.ledger.summary import RankSummary, summaries
+from stepscope.analysis.ledger.times import RankTime, rebalance
 from stepscope.analysis.records import LEDGER_COLUMNS, TERMS
 from stepscope.analysis.run import Run
 
 METHODS = ("direct", "inferred", "balanced")
-
-
-@dataclass
-class RankTime:
-    """Where one rank's time went, whole trace, the rank's own clock; the six terms are disjoint."""
-
-    summary: RankSummary
-    terms: dict[str, Intervals]
-    comm: Intervals  # in flight
-    transferring: Intervals  # transferring, or not to be split
-    unsplit: Intervals  # the part of visible_comm in which nothing that could be split was transferring
-    charged: Charged  # the exposed waits with their blockers
-    nonblocking: Intervals
 
 
 @dataclass
@@ -88,129 +75,35 @@ def decompose(
     run: Run,
     method: str = "direct",
     axes: Mapping[str, str] | None = None,
+    structural: Mapping[tuple[int, int | str], int] | None = None,
 ) -> Decomposition:
     """The ledger of a run; health items go to `run.health`.
 
-    `axes`: process group name -> mesh axis where the trace does not tell.
+    `method`: `direct` from recorded communication (a run that recorded none, but stages and microbatches, is `inferred`),
+    `inferred`, or `balanced`, which needs `structural`: the wait that is left of each (rank, step), in ns, when the step
+    is replayed with equal durations. `axes`: process group name -> mesh axis where the trace does not tell.
+    ValueError for an unknown method or missing structural waits, StepscopeError where rows do not say enough.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    if method == "balanced" and structural is None:
+        raise ValueError("method balanced needs the structural waits of a replay: use direct without one")
     found = summaries(run)
     matches = match_summaries(run, found, axes)
     for summary in found:
         tell(run.health, summary.windows.health)
-    times = direct_times(run, found, matches)
-    return assemble(found, matches, times, method)
+    basis = method
+    if method != "inferred":
+        basis = "inferred" if can_infer(found) else "direct"
+    times = inferred_times(run, found) if basis == "inferred" else direct_times(run, found, matches)
+    if structural is not None and method == "balanced":
+        times = [rebalance(time, _of_rank(structural, time.summary.rank)) for time in times]
+        basis = "balanced"
+    return assemble(found, matches, times, basis)
 
 
-# -- the direct method -------------------------------------------------------------------------------------------------
-
-
-def direct_times(run: Run, found: Sequence[RankSummary], matches: Matches) -> list[RankTime]:
-    """Classify every instant of every rank from recorded communication."""
-    views = _rank_parts(run, found, matches)
-    bases = [_basis(summary, view) for summary, view in zip(found, views, strict=True)]
-    exposed = [
-        exposed_waits(view, base.waiting, summary.compute, summary.waits)
-        for summary, view, base in zip(found, views, bases, strict=True)
-    ]
-    charged = _follow(exposed, matches)
-    unsplit = _splittable(matches)
-    return [
-        _rank_time(summary, view, base, one, unsplit[view.part])
-        for summary, view, base, one in zip(found, views, bases, charged, strict=True)
-    ]
-
-
-def _follow(exposed: list[Exposed], matches: Matches) -> list[Charged]:
-    table, waits, clocks = matches.table, matches.waits, matches.clock
-    if table is None or waits is None or clocks is None:
-        return follow(exposed, np.empty(0, np.int64), [(one.start, one.end) for one in exposed])
-    common = []
-    for place, one in enumerate(exposed):
-        places = np.full(len(one.start), place)
-        common.append((one.start - clocks.ahead(places, one.start), one.end - clocks.ahead(places, one.end)))
-    return follow(exposed, table["rank"][waits.last], common)
-
-
-def _splittable(matches: Matches) -> np.ndarray:
-    """Of each part: can waiting and transferring be told apart (bool)."""
-    return matches.waits.split if matches.waits is not None else np.empty(0, bool)
-
-
-def _rank_parts(run: Run, found: Sequence[RankSummary], matches: Matches) -> list[RankParts]:
-    """Each rank's parts, times in its own clock."""
-    table, waits = matches.table, matches.waits
-    empty = np.empty(0, np.int64)
-    if table is None or waits is None:
-        return [RankParts(*[empty] * 9) for _ in found]
-    shift = table["arrival_own"] - table["arrival"]
-    own_last = own_pipeline_last(run.meta, table, matches.match_of_part)
-    order = np.where(table["op_id"] >= 0, table["op_id"], table["row"])
-    edges = np.searchsorted(table["rank"], np.arange(len(found) + 1))
-    columns = (
-        np.arange(len(table)),
-        table["arrival_own"],
-        table["end_own"],
-        np.minimum(waits.wait_end + shift, table["end_own"]),
-        own_last + shift,
-        table["axis"],
-        waits.last_arrival,
-        table["op_id"],
-        order,
-    )
-    return [RankParts(*(column[edges[i] : edges[i + 1]] for column in columns)) for i in range(len(found))]
-
-
-@dataclass
-class _Basis:
-    """Unions of one rank from which its terms are cut."""
-
-    comm: Intervals
-    transferring: Intervals
-    waiting: Intervals  # in flight, nothing transferring, nothing computing
-
-
-def _basis(summary: RankSummary, view: RankParts) -> _Basis:
-    comm = intervals.union(view.start, view.end)
-    transferring = intervals.union(view.wait_end, view.end)
-    waiting = intervals.subtract(intervals.subtract(comm, transferring), summary.compute)
-    return _Basis(comm, transferring, waiting)
-
-
-def _rank_time(summary: RankSummary, view: RankParts, base: _Basis, charged: Charged, split: np.ndarray) -> RankTime:
-    visible = intervals.subtract(base.transferring, summary.compute)
-    sure = intervals.union(view.wait_end[split], view.end[split])
-    bubble, nonblocking = charged.bubble, charged.nonblocking
-    busy = intervals.join(summary.compute, base.comm)
-    terms = {
-        "compute": summary.compute,
-        "visible_comm": visible,
-        "bubble": intervals.union(charged.start[bubble], charged.end[bubble]),
-        "imbalance": intervals.union(charged.start[~bubble], charged.end[~bubble]),
-        "memcpy": intervals.subtract(summary.memcpy, busy),
-        "idle": _idle(summary, busy),
-    }
-    unsplit = intervals.subtract(visible, sure)
-    return RankTime(
-        summary,
-        terms,
-        base.comm,
-        base.transferring,
-        unsplit,
-        charged,
-        intervals.union(charged.start[nonblocking], charged.end[nonblocking]),
-    )
-
-
-def _idle(summary: RankSummary, busy: Intervals) -> Intervals:
-    """Instants of the windows in which nothing of the rank is in flight."""
-    windows = summary.windows.intervals
-    if len(windows[0]) == 0:
-        return intervals.EMPTY
-    everything = intervals.join(busy, summary.memcpy)
-    free = intervals.complement(everything, int(windows[0].min()), int(windows[1].max()))
-    return intervals.intersect(free, intervals.join(windows))
+def _of_rank(structural: Mapping[tuple[int, int | str], int], rank: int) -> dict[int | str, int]:
+    return {step: wait for (of, step), wait in structural.items() if of == rank}
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------

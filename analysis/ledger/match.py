@@ -226,17 +226,14 @@ def _health(
     if partial:
         text = f"{partial} of {len(one)} communications were recorded on some of their ranks only: their waits are lower bounds"
         items.append(HealthItem("partial_match", text, touches=TOUCHED))
-    inferred = int(
-        (matched.method[one] == keys.INFERRED).sum()
-        - (waits.present[one] == 1)[matched.method[one] == keys.INFERRED].sum()
-    )
+    inferred = int(((matched.method[one] == keys.INFERRED) & (waits.present[one] > 1)).sum())
     if inferred:
         text = (
             f"{inferred} communications name no group: paired by kind, stream and time "
             f"(ends within {keys.TOLERANCE_NS / 1e6:g} ms, intervals overlapping)"
         )
         items.append(HealthItem("inferred_match", text, touches=("bubble_ns", "imbalance_ns")))
-    items += _unequal_counts(parts)
+    items += _unequal_counts(parts) + _disagreeing(parts, matched)
     host = [summary.rank for summary in found if summary.host and len(summary.comm["row"])]
     nameless = host and bool((parts["group"] < 0).any())
     if nameless and len(found) > 1:
@@ -258,16 +255,31 @@ def _health(
 
 def _unmatched_item(parts: Parts, waits: Waits, count: int, total: int) -> HealthItem:
     """Names a few of them: a communication whose partners never came is where a hang shows."""
-    rows = np.flatnonzero(waits.unmatched)
-    names = [*parts.groups.names, "no group"]
-    shown = [
-        f"{([*COLLECTIVES, 'operation'])[parts['collective'][row]]} number {int(parts['seq'][row])} "
-        f"of {names[parts['group'][row]]} on rank {parts.ranks[parts['rank'][row]]}"
-        for row in rows[:3].tolist()
-    ]
-    more = f" and {count - 3} more" if count > 3 else ""
-    text = f"{count} of {total} communications were recorded on one rank only ({'; '.join(shown)}{more}): not split"
+    shown = "; ".join(_described(parts, row) for row in np.flatnonzero(waits.unmatched)[:3].tolist())
+    more = f"; and {count - 3} more" if count > 3 else ""
+    text = f"{count} of {total} communications were recorded on one rank only ({shown}{more}): not split"
     return HealthItem("unmatched", text, touches=TOUCHED)
+
+
+def _described(parts: Parts, row: int) -> str:
+    """One part in words."""
+    kind = [*COLLECTIVES, "operation"][parts["collective"][row]]
+    number = f" number {int(parts['seq'][row])}" if parts["seq"][row] >= 0 else ""
+    group = f" of {parts.groups.names[parts['group'][row]]}" if parts["group"][row] >= 0 else ""
+    return f"{kind}{number}{group} on rank {parts.ranks[parts['rank'][row]]}"
+
+
+def _disagreeing(parts: Parts, matched: keys.Matched) -> list[HealthItem]:
+    """Communications with one group and number that are different operations on different ranks."""
+    rows = np.flatnonzero(~parts.point_to_point & (parts["collective"] >= 0) & (matched.method == keys.SEQ))
+    rows = rows[np.argsort(matched.match[rows], kind="stable")]
+    differs = (np.diff(matched.match[rows]) == 0) & (np.diff(parts["collective"][rows]) != 0)
+    if not differs.any():
+        return []
+    first = rows[np.flatnonzero(differs)[0]], rows[np.flatnonzero(differs)[0] + 1]
+    text = f"{int(differs.sum())} communications are different operations on their ranks: the ranks have come apart"
+    named = " against ".join(_described(parts, int(row)) for row in first)
+    return [HealthItem("mismatched", f"{text} (first: {named})", touches=TOUCHED)]
 
 
 def _unequal_counts(parts: Parts) -> list[HealthItem]:

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
-from stepscope.analysis.ledger.decompose import Decomposition, RankTime, ratio, step_column
+from stepscope.analysis.ledger.decompose import Decomposition, ratio, step_column
 from stepscope.analysis.ledger.keys import code_columns
 from stepscope.analysis.ledger.rows import COMPUTE
+from stepscope.analysis.ledger.times import RankTime
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import AXES, COLLECTIVES, FLAG_IMPOSSIBLE
 

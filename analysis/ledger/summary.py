@@ -31,6 +31,15 @@ class RankSummary:
     waits: Columns
     stages: tuple[int, ...]
 
+    def idle(self, busy: Intervals) -> Intervals:
+        """Instants of the windows in which nothing of the rank is in flight; `busy`: all but memory copies."""
+        windows = self.windows.intervals
+        if len(windows[0]) == 0:
+            return intervals.EMPTY
+        everything = intervals.join(busy, self.memcpy)
+        free = intervals.complement(everything, int(windows[0].min()), int(windows[1].max()))
+        return intervals.intersect(free, intervals.join(windows))
+
 
 def summarise(run: Run, rank: int) -> RankSummary:
     """Read one rank and keep what the ledger needs of it."""
