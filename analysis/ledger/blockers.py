@@ -61,7 +61,9 @@ def exposed_waits(parts: RankParts, exposed: Intervals, compute: Intervals, wait
     op = waiting[op]
     low = np.maximum(parts.start[op], exposed[0][piece])
     high = np.minimum(parts.wait_end[op], exposed[1][piece])
-    cuts = np.unique(np.concatenate((low, high, *_inner_cuts(parts, op, low, high), *_wait_cuts(waits, exposed))))
+    cuts = np.concatenate((low, high, *_inner_cuts(parts, op, low, high), *_wait_cuts(waits, exposed)))
+    cuts.sort(kind="stable")
+    cuts = cuts[np.concatenate(([True], cuts[1:] != cuts[:-1]))]
     segments = (cuts[:-1], cuts[1:])
     which, segment = intervals.pairs((low, high), segments)
     op = op[which]

@@ -29,47 +29,51 @@ def overlap(run: Run, decomposition: Decomposition) -> pd.DataFrame:
     `hidden_ns` their overlap with computation; `overlap_efficiency = hidden_comm / transfer` and
     `comm_overlap = hidden / comm`, NaN where nothing communicates. Only combinations that occur in a step have a row.
     """
-    frames = [_of_rank(decomposition, time) for time in decomposition.time.values()]
-    frames = [frame for frame in frames if len(frame)]
-    if not frames:
+    pieces: list[dict[str, np.ndarray]] = []
+    for time in decomposition.time.values():
+        pieces += _of_rank(decomposition, time)
+    if not pieces:
         return pd.DataFrame(columns=list(OVERLAP_COLUMNS))
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.DataFrame({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+    frame["overlap_efficiency"] = ratio(frame["hidden_comm_ns"].to_numpy(), frame["transfer_ns"].to_numpy())
+    frame["comm_overlap"] = ratio(frame["hidden_ns"].to_numpy(), frame["comm_ns"].to_numpy())
+    return frame
 
 
-def _of_rank(decomposition: Decomposition, time: RankTime) -> pd.DataFrame:
+def _of_rank(decomposition: Decomposition, time: RankTime) -> list[dict[str, np.ndarray]]:
+    """Columns of one rank's rows, a piece an axis, collective and stream."""
     summary, table, waits = time.summary, decomposition.matches.table, decomposition.matches.waits
     windows = summary.windows
     if table is None or waits is None or not windows.steps:
-        return pd.DataFrame()
+        return []
     rows = np.flatnonzero(table["rank"] == table.ranks.index(summary.rank))
     start, end = table["arrival_own"][rows], table["end_own"][rows]
     wait_end = np.minimum(start + (waits.wait_end - table["arrival"])[rows], end)
     keys = [table[name][rows] for name in ("axis", "collective", "lane")]
     _, first, inverse = np.unique(code_columns(keys), return_index=True, return_inverse=True)
-    frames = []
+    pieces = []
     for group, one in enumerate(first.tolist()):
         mine = inverse == group
         flying = intervals.union(start[mine], end[mine])
         moving = intervals.union(wait_end[mine], end[mine])
-        measured = {
+        held = {
             "comm_ns": flying,
             "transfer_ns": moving,
             "hidden_comm_ns": intervals.intersect(moving, summary.compute),
             "hidden_ns": intervals.intersect(flying, summary.compute),
         }
-        columns: dict[str, object] = {
-            "rank": np.full(len(windows.steps), summary.rank),
-            "step": step_column(windows.steps),
+        measured = {name: intervals.covered(it, windows.start_ns, windows.end_ns) for name, it in held.items()}
+        occurs = measured["comm_ns"] > 0
+        words = {
             "axis": [*AXES, ""][int(keys[0][one])],
             "collective": [*COLLECTIVES, ""][int(keys[1][one])],
             "stream": summary.streams[int(keys[2][one])],
         }
-        columns |= {name: intervals.covered(held, windows.start_ns, windows.end_ns) for name, held in measured.items()}
-        frame = pd.DataFrame(columns)
-        frame["overlap_efficiency"] = ratio(frame["hidden_comm_ns"].to_numpy(), frame["transfer_ns"].to_numpy())
-        frame["comm_overlap"] = ratio(frame["hidden_ns"].to_numpy(), frame["comm_ns"].to_numpy())
-        frames.append(frame[frame["comm_ns"] > 0])
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        size = int(occurs.sum())
+        piece = {"rank": np.full(size, summary.rank), "step": step_column(windows.steps)[occurs]}
+        piece |= {name: np.full(size, word, object) for name, word in words.items()}
+        pieces.append(piece | {name: values[occurs] for name, values in measured.items()})
+    return pieces
 
 
 def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFrame:

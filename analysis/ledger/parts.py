@@ -50,7 +50,7 @@ class Parts:
         return self.columns[name]
 
     def __len__(self) -> int:
-        return len(self.columns["rank"])
+        return len(self.columns["rank"]) if self.columns else 0
 
     @property
     def point_to_point(self) -> np.ndarray:

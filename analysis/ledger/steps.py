@@ -117,14 +117,14 @@ def _by_annotation(rows: RankRows) -> Windows:
     end = np.append(start[1:], max(int(own_end[-1]), int(start[-1])))
     launched = np.searchsorted(start, rows.start, "right") - 1
     launched[rows.start >= end[-1]] = -1
-    busy = intervals.union(rows.start, rows.end)
-    empty = intervals.covered(busy, start, end) == 0
+    begun = np.bincount(launched[launched >= 0], minlength=len(start))
+    empty = [not begun[i] and not ((rows.start < end[i]) & (rows.end > start[i])).any() for i in range(len(start))]
     found = Windows(
         rows.rank,
         rows.steps["number"].tolist(),
         start,
         end,
-        [("empty",) if one else () for one in empty.tolist()],
+        [("empty",) if one else () for one in empty],
         own_end - start,
         launched,
     )
@@ -267,8 +267,11 @@ def _note_launches(found: Windows, rows: RankRows) -> None:
 
 def _note_outside(found: Windows, rows: RankRows) -> None:
     """Totals of device time before, between and after the windows."""
-    inside = intervals.covered(found.intervals, rows.start, rows.end)
-    beyond = rows.end - rows.start - inside
+    if not found.steps:
+        return
+    low, high = int(found.start_ns[0]), int(found.end_ns[-1])  # windows tile what lies between
+    inside = np.minimum(rows.end, high) - np.maximum(rows.start, low)
+    beyond = rows.end - rows.start - np.maximum(inside, 0)
     if beyond.any():
         text = f"rank {rows.rank}: {int((beyond > 0).sum())} device rows lie {int(beyond.sum())} ns outside all steps"
         _note(found, "outside", f"{text}; no step counts that time")

@@ -10,7 +10,7 @@ from random_timelines import number_rows, random_timeline
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.ledger.overlap import overlap
 
-CASES = 400
+CASES = 320
 
 
 @pytest.mark.parametrize("block", range(8))
