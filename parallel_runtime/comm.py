@@ -38,7 +38,7 @@ STREAMS = {
     "pp.backward.send": Stream("pp", "pp.backward"),
     "pp.backward.receive": Stream("pp", "pp.backward"),
     "dp.gather": Stream("dp", "dp.gather"),  # parameter gathers never queue behind gradient reductions
-    "loss": Stream("dp_cp", "loss"),  # token counts and the reported loss never queue behind gradients
+    "loss": Stream("dp_cp", "loss"),  # the reported loss never queues behind gradients
     "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica
     "cp.kv": Stream("cp", "cp.kv"),  # keys and values round the ring ...
     "cp.dkv": Stream("cp", "cp.dkv"),  # ... and their gradients, which travel at the same time
