@@ -193,7 +193,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(ModelConfig(), microbatch_size=2),
+    "tiny": Preset(ModelConfig(hidden=128, ffn=256), microbatch_size=2),
     "small": Preset(ModelConfig(layers=8, hidden=256, heads=8, kv_heads=4, ffn=704, vocab=1024, seq=256), 2),
 }
 
