@@ -28,10 +28,13 @@ from stepscope.parallel_runtime.dp.data_parallel import DataParallel
 from stepscope.parallel_runtime.layout import local_sequence, shard
 from stepscope.parallel_runtime.memory import ActivationCounter
 from stepscope.parallel_runtime.model.initial import initialise
+from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.pp.executor import PipelineExecutor
 from stepscope.parallel_runtime.pp.schedules import Table
 from stepscope.parallel_runtime.pp.validator import plan
+from stepscope.parallel_runtime.sp.sequence_parallel import SequenceParallel
+from stepscope.parallel_runtime.tp.tensor_parallel import TensorParallel
 
 REPLICAS = "dp_cp"
 """The view whose ranks saw other tokens of the same step."""
@@ -53,8 +56,16 @@ class Configuration:
 
 def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> tuple[str, ...]:
     """Every stream that the program may use, the same on all ranks; those over one rank cost nothing."""
-    streams = ["loss", "dp", *PIPELINE_STREAMS, *grad_sync.streams_of(model, parallel)]
+    streams = ["loss", "dp", "tp", *PIPELINE_STREAMS, *grad_sync.streams_of(model, parallel)]
     return (*streams, "clip") if train.clip > 0.0 else tuple(streams)
+
+
+def seams_of(parallel: ParallelConfig, comm: Comm) -> Seams:
+    """What the layout puts into the model."""
+    seams = Seams()
+    if parallel.tp > 1:
+        seams = (SequenceParallel if parallel.sp else TensorParallel)(comm).seams(seams)
+    return seams
 
 
 def tables_of(parallel: ParallelConfig, train: TrainConfig) -> tuple[Table, ...]:
@@ -109,8 +120,11 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
         layers,
         first=stage == 0,
         last=stage == parallel.pp - 1,
+        seams=seams_of(parallel, comm),
         dtype=configuration.dtype,
         device=where,
+        recompute=parallel.recompute,
+        seed=train.seed,
     )
     if device.kind != "dry":
         initialise(part, model, train.seed, lambda name, whole: shard(name, whole, comm.mesh, comm.rank))

@@ -15,6 +15,7 @@ NORMS = ("rmsnorm", "layernorm")
 ACTIVATIONS = ("swiglu", "gelu")
 SCHEDULES = ("naive", "gpipe", "1f1b")
 LATER_SCHEDULES = ("interleaved", "zb-h1")
+RECOMPUTE = ("none", "selective", "full")
 OPTIMIZERS = ("sgd", "adamw")
 DTYPES = ("float32", "float64")
 LATER_DTYPES = ("bfloat16", "float16")
@@ -79,7 +80,6 @@ class ModelConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} must lie in [0, 1): 0 turns it off")
-        _not_built("dropout", self.dropout, 0.0, "dropout")
         if self.rope_theta <= 0.0 or self.norm_eps <= 0.0:
             raise ValueError("rope_theta and norm_eps must be positive: 10000 and 1e-5 are usual")
         _not_built("experts", self.experts, 0, "mixture of experts")
@@ -105,6 +105,7 @@ class ParallelConfig:
     chunks: int = 1  # virtual stages a rank
     split: tuple[int, ...] = ()  # layers of each stage; empty: as equal as possible
     bucket_mb: float = 0.25  # size of a gradient bucket, 10^6 bytes
+    recompute: str = "none"  # activations that backward computes again: none, those of attention, those of a layer
     overlap: bool = True  # reduce a bucket as soon as it is full; off: everything after backward
 
     def __post_init__(self) -> None:
@@ -113,7 +114,6 @@ class ParallelConfig:
         for name, what in (
             ("cp", "context parallelism"),
             ("ep", "expert parallelism"),
-            ("tp", "tensor parallelism"),
             ("chunks", "interleaving"),
         ):
             _not_built(name, getattr(self, name), 1, what)
@@ -125,6 +125,7 @@ class ParallelConfig:
         if self.schedule in LATER_SCHEDULES:
             raise ValueError(f"schedule {self.schedule} is not built yet: take 1f1b")
         _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("recompute", self.recompute, RECOMPUTE)
         if self.bucket_mb <= 0.0:
             raise ValueError(f"bucket_mb {self.bucket_mb} must be positive: a tiny value gives one bucket a parameter")
         if self.split and (len(self.split) != self.pp or min(self.split) < 1):

@@ -4,6 +4,7 @@ A parameter that several ranks hold, each of them having seen a part of what it 
 Data parallelism (dp/) does that for ranks that saw other tokens; this list holds the rest:
 
     embedding   a tied embedding lives on the first and the last stage: once as table, once as head
+    sp          what every rank of tp holds whole (norms, biases after a sum) saw its own part of the sequence only
 
 They run after DP has finished: sums commute, and each replica has the same two parts.
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from stepscope.parallel_runtime.comm import Comm
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig
-from stepscope.parallel_runtime.layout import EMBEDDING
+from stepscope.parallel_runtime.layout import EMBEDDING, is_cut
 
 
 class Reduction(NamedTuple):
@@ -38,7 +40,10 @@ class Rule(NamedTuple):
     """Whether a parameter, by its global name, takes part."""
 
 
-RULES = (Rule("embedding", "embedding", lambda model, parallel: model.tied and parallel.pp > 1, EMBEDDING.__eq__),)
+RULES = (
+    Rule("embedding", "embedding", lambda model, parallel: model.tied and parallel.pp > 1, EMBEDDING.__eq__),
+    Rule("tp", "sp", lambda model, parallel: parallel.sp, lambda name: not is_cut(name, "tp")),
+)
 
 
 def streams_of(model: ModelConfig, parallel: ParallelConfig) -> list[str]:
@@ -60,11 +65,17 @@ def reductions_of(
 
 
 def synchronise(reductions: Iterable[Reduction], comm: Comm) -> None:
-    """Run them all; the gradients are sums when it returns."""
-    handles = []
+    """Run them all, one operation each; the gradients are sums when it returns."""
+    under_way = []
     for reduction in reductions:
+        gradients = []
         for parameter in reduction.parameters:
             assert parameter.grad is not None, "reduced before it was made"
-            handles.append(comm.all_reduce(parameter.grad, reduction.axis, strategy=reduction.strategy))
-    for handle in handles:
-        handle.wait()
+            gradients.append(parameter.grad)
+        flat = gradients[0] if len(gradients) == 1 else torch.cat([gradient.flatten() for gradient in gradients])
+        under_way.append((comm.all_reduce(flat, reduction.axis, strategy=reduction.strategy), gradients))
+    for handle, gradients in under_way:
+        summed = handle.wait()
+        if len(gradients) > 1:
+            for gradient, part in zip(gradients, summed.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))

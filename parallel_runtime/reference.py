@@ -1,7 +1,8 @@
 """The same model and training step, written again for one process and for reading: what every layout must agree with.
 
-It shares with the runtime only the configuration and the initial value of each name; no module, no fused operation, no
-communication. All layouts are compared with it: loss, every gathered gradient and parameter (protocol: CONTRIBUTING.md).
+It shares with the runtime only the configuration, the initial value of each name and which entries dropout keeps; no
+module, no fused operation, no communication. All layouts are compared with it: loss, every gathered gradient and
+parameter (protocol: CONTRIBUTING.md).
 
 Shapes: B sequences of the whole global batch, S sequence, H hidden, N query heads, K key and value heads, D head size,
 V vocabulary.
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stepscope.parallel_runtime.config import ModelConfig, TrainConfig
+from stepscope.parallel_runtime.model.dropout import kept, token_keys
 from stepscope.parallel_runtime.model.initial import initial_value, parameter_shapes
 
 ADAM_BETAS = (0.9, 0.999)
@@ -53,13 +55,22 @@ class Reference:
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """(B, S, V)."""
         p, config = self.parameters, self.config
-        x = p["embedding.weight"][tokens_BS]
+        x = self._drop("embedding", p["embedding.weight"][tokens_BS])
         for layer in range(config.layers):
             name = f"layers.{layer}"
-            x = x + self._attention(f"{name}.attention", self._norm(f"{name}.attention_norm", x))
-            x = x + self._feed_forward(f"{name}.feed_forward", self._norm(f"{name}.feed_forward_norm", x))
+            for part, function in (("attention", self._attention), ("feed_forward", self._feed_forward)):
+                x = x + self._drop(f"{name}.{part}", function(f"{name}.{part}", self._norm(f"{name}.{part}_norm", x)))
         head = p["embedding.weight" if config.tied else "head.weight"]
         return self._norm("norm", x) @ head.T
+
+    def _drop(self, name: str, x_BSH: Tensor) -> Tensor:
+        """Dropout of a module's output. Tokens are counted since training began, in the order of the batch."""
+        rate = self.config.dropout
+        if rate == 0.0:
+            return x_BSH
+        B, S, H = x_BSH.shape
+        numbers_BS = torch.arange(B * S).view(B, S) + self.steps * B * S
+        return x_BSH * kept(token_keys(numbers_BS, self.train.seed), name, H, rate) / (1 - rate)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self.parameters[f"{name}.weight"].T

@@ -7,6 +7,7 @@ Attributes are named so that `named_parameters` gives the global names of `initi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +17,13 @@ from torch import Tensor, nn
 from stepscope.parallel_runtime.config import ModelConfig
 from stepscope.parallel_runtime.model.attention import Rotation, rotate
 from stepscope.parallel_runtime.model.blocks import begin_block, end_block
-from stepscope.parallel_runtime.model.seams import Seams
+from stepscope.parallel_runtime.model.dropout import dropout
+from stepscope.parallel_runtime.model.recompute import Recompute, keep
+from stepscope.parallel_runtime.model.seams import Matrix, Seams
 from stepscope.tracer.recorder import NullRecorder, Recorder
+
+Call = Callable[..., Tensor]
+"""Calls a function with its inputs, keeping its activations or not."""
 
 
 class Table(nn.Module):
@@ -29,16 +35,17 @@ class Table(nn.Module):
 
 
 class Linear(nn.Module):
-    """x W^T + b. The bias can be added apart: under a cut by rows it comes after the sum over ranks."""
+    """x W^T + b: cut by columns it goes through `seams.columns`, cut by rows its bias comes after the sum over ranks."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, **where: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, **where))
         self.bias = nn.Parameter(torch.empty(outputs, **where)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) -> (..., outputs)."""
-        return F.linear(x, self.weight, self.bias)
+    @property
+    def matrix(self) -> Matrix:
+        """(weight, bias)."""
+        return self.weight, self.bias
 
     def product(self, x: Tensor) -> Tensor:
         """x W^T alone."""
@@ -68,9 +75,10 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with rotary positions; key and value heads may be fewer than query heads."""
 
-    def __init__(self, config: ModelConfig, seams: Seams, **where: Any) -> None:
+    def __init__(self, config: ModelConfig, seams: Seams, call: Call = keep, **where: Any) -> None:
+        """`call` runs the part between the matrices, which selective recomputation computes again."""
         super().__init__()
-        self.head_size, self.seams = config.head_size, seams
+        self.head_size, self.seams, self.call = config.head_size, seams, call
         queries = config.hidden // seams.tensor_parallel
         keys = config.kv_heads * config.head_size // seams.tensor_parallel
         self.query = Linear(config.hidden, queries, config.qkv_bias, **where)
@@ -80,12 +88,16 @@ class Attention(nn.Module):
 
     def forward(self, x_SBH: Tensor, rotation: Rotation) -> Tensor:
         """(S, B, H) -> (S, B, H)."""
-        x = self.seams.enter(x_SBH)
-        q_BNSD = rotate(self._heads(self.query(x)), rotation)
-        k_BKSD = rotate(self._heads(self.key(x)), rotation)
-        y_BNSD = self.seams.attend(q_BNSD, k_BKSD, self._heads(self.value(x)))
-        y = y_BNSD.permute(2, 0, 1, 3).flatten(2)
+        q, k, v = self.seams.columns(x_SBH, self.query.matrix, self.key.matrix, self.value.matrix)
+        y = self.call(self._mix, q, k, v, rotation)
         return self.output.add_bias(self.seams.leave(self.output.product(y)))
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        """Rotary positions and attention: (S, B, N D) and twice (S, B, K D) -> (S, B, N D)."""
+        q_BNSD = rotate(self._heads(q), rotation)
+        k_BKSD = rotate(self._heads(k), rotation)
+        y_BNSD = self.seams.attend(q_BNSD, k_BKSD, self._heads(v))
+        return y_BNSD.permute(2, 0, 1, 3).flatten(2)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(S, B, N D) -> (B, N, S, D)."""
@@ -106,28 +118,48 @@ class FeedForward(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """(S, B, H) -> (S, B, H)."""
-        x = self.seams.enter(x_SBH)
-        y_SBF = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        if self.gate is None:
+            (up,) = self.seams.columns(x_SBH, self.up.matrix)
+            y_SBF = F.gelu(up)
+        else:
+            gate, up = self.seams.columns(x_SBH, self.gate.matrix, self.up.matrix)
+            y_SBF = F.silu(gate) * up
         return self.down.add_bias(self.seams.leave(self.down.product(y_SBF)))
 
 
 class Layer(nn.Module):
-    """One decoder layer: x + attention(norm(x)), then x + feed_forward(norm(x)). One block of the trace."""
+    """One decoder layer: x + attention(norm(x)), then x + feed_forward(norm(x)). One block of the trace.
+
+    `recompute` (config.RECOMPUTE): `full` keeps the layer's input only, `selective` all but what attention makes between
+    its matrices (Korthikanti et al. 2022), `none` everything.
+    """
 
     def __init__(
-        self, config: ModelConfig, recorder: Recorder | NullRecorder, index: int, seams: Seams, **where: Any
+        self,
+        config: ModelConfig,
+        recorder: Recorder | NullRecorder,
+        index: int,
+        seams: Seams,
+        recompute: str = "none",
+        **where: Any,
     ) -> None:
         super().__init__()
-        self.index, self.recorder = index, recorder
+        self.index, self.name, self.recorder, self.rate = index, f"layer.{index}", recorder, config.dropout
+        again = Recompute(recorder, self.name, index)
+        self.call: Call = again if recompute == "full" else keep
         self.attention_norm = Norm(config, **where)
-        self.attention = Attention(config, seams, **where)
+        self.attention = Attention(config, seams, again if recompute == "selective" else keep, **where)
         self.feed_forward_norm = Norm(config, **where)
         self.feed_forward = FeedForward(config, seams, **where)
 
-    def forward(self, x_SBH: Tensor, rotation: Rotation) -> Tensor:
-        """(S, B, H) -> (S, B, H)."""
-        name = f"layer.{self.index}"
-        begin_block(self.recorder, name, self.index)
-        x = x_SBH + self.attention(self.attention_norm(x_SBH), rotation)
-        x = x + self.feed_forward(self.feed_forward_norm(x))
-        return end_block(x, self.recorder, name, self.index)
+    def forward(self, x_SBH: Tensor, rotation: Rotation, keys_SB: Tensor | None = None) -> Tensor:
+        """(S, B, H) -> (S, B, H); `keys_SB`: of dropout, for the same tokens."""
+        begin_block(self.recorder, self.name, self.index)
+        x = self.call(self._body, x_SBH, rotation, keys_SB)
+        return end_block(x, self.recorder, self.name, self.index)
+
+    def _body(self, x: Tensor, rotation: Rotation, keys_SB: Tensor | None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), rotation)
+        x = x + dropout(attended, keys_SB, f"layers.{self.index}.attention", self.rate)
+        fed = self.feed_forward(self.feed_forward_norm(x))
+        return x + dropout(fed, keys_SB, f"layers.{self.index}.feed_forward", self.rate)

@@ -18,10 +18,18 @@ from torch import Tensor
 from stepscope.parallel_runtime.data import IGNORED
 from stepscope.parallel_runtime.model.attention import attention
 
+Matrix = tuple[Tensor, Tensor | None]
+"""Weight (out, in) and bias of a linear map."""
+
 
 def unchanged(x: Tensor) -> Tensor:
     """One device holds the whole: nothing to move."""
     return x
+
+
+def columns(x_SBH: Tensor, *matrices: Matrix) -> tuple[Tensor, ...]:
+    """x W^T + b of each matrix."""
+    return tuple(F.linear(x_SBH, weight, bias) for weight, bias in matrices)
 
 
 def embed(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
@@ -42,10 +50,13 @@ class Seams:
 
     tensor_parallel: int = 1
     """Heads, key and value heads, feed-forward width and vocabulary are cut by this."""
-    enter: Callable[[Tensor], Tensor] = unchanged
-    """Input of a pair of matrices, cut by columns and then by rows."""
+    columns: Callable[..., tuple[Tensor, ...]] = columns
+    """x (S, B, H) and the matrices (weight, bias) that it meets together -> x W^T + b of each; these are cut by columns,
+    and what is made of their outputs by rows."""
     leave: Callable[[Tensor], Tensor] = unchanged
-    """Output of such a pair, before its bias is added."""
+    """Product with a matrix that is cut by rows, before its bias is added."""
+    own_tokens: Callable[[Tensor], Tensor] = unchanged
+    """(S, B) of all tokens that attention sees on this rank -> those of the activations between the matrices."""
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attention
     """q (B, N, S, D), k and v (B, K, S, D) -> (B, N, S, D)."""
     embed: Callable[[Tensor, Tensor], Tensor] = embed

@@ -14,6 +14,7 @@ from stepscope.parallel_runtime.config import ModelConfig
 from stepscope.parallel_runtime.data import Microbatch
 from stepscope.parallel_runtime.model.attention import Rotation, rotation_of
 from stepscope.parallel_runtime.model.blocks import begin_block, end_block
+from stepscope.parallel_runtime.model.dropout import dropout, token_keys
 from stepscope.parallel_runtime.model.layers import Layer, Norm, Table
 from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.tracer.recorder import NullRecorder, Recorder
@@ -36,19 +37,21 @@ class Stage(nn.Module):
         seams: Seams | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        recompute: str = "none",
+        seed: int = 0,
     ) -> None:
-        """`layers` None: all of them. Parameters are left uninitialised: see `initial.initialise`."""
+        """`layers` None: all of them. Parameters are left uninitialised: see `initial.initialise`. `seed`: of dropout."""
         super().__init__()
         seams = seams or Seams()
         self.config, self.recorder, self.seams = config, recorder, seams
-        self.first, self.last, self.dtype = first, last, dtype
+        self.first, self.last, self.dtype, self.seed = first, last, dtype, seed
         self._rotated: tuple[Tensor, Rotation] | None = None
         numbers = range(config.layers) if layers is None else layers
         rows = config.vocab // seams.tensor_parallel
         if first:
             self.embedding = Table(rows, config.hidden, dtype=dtype, device=device)
         self.layers = nn.ModuleDict(
-            {str(i): Layer(config, recorder, i, seams, dtype=dtype, device=device) for i in numbers}
+            {str(i): Layer(config, recorder, i, seams, recompute, dtype=dtype, device=device) for i in numbers}
         )
         if last:
             self.norm = Norm(config, dtype=dtype, device=device)
@@ -64,10 +67,11 @@ class Stage(nn.Module):
         global batch: so parts of all microbatches and ranks only ever add up, however unequal their token counts are.
         """
         rotation = self._rotation(microbatch.positions_S)
-        x = self._embed(microbatch.tokens_SB) if self.first else x_SBH
+        keys = token_keys(self.seams.own_tokens(microbatch.numbers_SB), self.seed) if self.config.dropout else None
+        x = self._embed(microbatch.tokens_SB, keys) if self.first else x_SBH
         assert x is not None, "only the first slice makes its own input"
         for layer in self.layers.values():
-            x = layer(x, rotation)
+            x = layer(x, rotation, keys)
         return self._loss(x, microbatch.targets_SB, valid_tokens) if self.last else x
 
     def _rotation(self, positions_S: Tensor) -> Rotation:
@@ -77,9 +81,10 @@ class Stage(nn.Module):
             self._rotated = (positions_S, angles)
         return self._rotated[1]
 
-    def _embed(self, tokens_SB: Tensor) -> Tensor:
+    def _embed(self, tokens_SB: Tensor, keys_SB: Tensor | None) -> Tensor:
         begin_block(self.recorder, "embedding")
-        return end_block(self.seams.embed(tokens_SB, self.embedding.weight), self.recorder, "embedding")
+        x = self.seams.embed(tokens_SB, self.embedding.weight)
+        return end_block(dropout(x, keys_SB, "embedding", self.config.dropout), self.recorder, "embedding")
 
     def _loss(self, x_SBH: Tensor, targets_SB: Tensor, valid_tokens: int | Tensor) -> Tensor:
         begin_block(self.recorder, "head")

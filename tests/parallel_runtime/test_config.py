@@ -46,7 +46,7 @@ def test_illegal_models(arguments: dict, message: str) -> None:
     ("arguments", "message"),
     [
         ({"dp": 0}, "dp 0 must be at least 1: take 1"),
-        ({"tp": 2}, "tp 2: tensor parallelism is not built yet, take tp 1"),
+        ({"recompute": "all"}, "take one of none, selective, full"),
         ({"cp": 2}, "context parallelism is not built yet"),
         ({"ep": 2}, "expert parallelism is not built yet"),
         ({"sp": True}, "tp is 1: take tp 2, or leave sp out"),
@@ -91,12 +91,27 @@ def test_illegal_training(arguments: dict, message: str) -> None:
         (ParallelConfig(pp=5), TrainConfig(), "the model has 4: take pp 4"),
         (ParallelConfig(pp=2, split=(1, 2)), TrainConfig(), "has 3 layers, the model has 4"),
         (ParallelConfig(dp=2), TrainConfig(slow_rank=2, slow_ms=1.0), "not among the 2 ranks: take 0 to 1"),
+        (ParallelConfig(tp=4), TrainConfig(), "tp 4 must divide kv_heads 2: take tp 2"),
         (ParallelConfig(dp=2), TrainConfig(late_rank=7, late_ms=1.0), "late_rank 7 is not among"),
     ],
 )
 def test_illegal_together(parallel: ParallelConfig, train: TrainConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(ModelConfig(), parallel, train)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "sp", "message"),
+    [
+        (ModelConfig(kv_heads=4, ffn=130), 4, False, "tp 4 must divide ffn 130: take tp 2"),
+        (ModelConfig(kv_heads=4, vocab=255), 4, False, "tp 4 must divide vocab 255: take tp 1"),
+        (ModelConfig(kv_heads=4), 3, False, "tp 3 must divide kv_heads 4: take tp 2"),
+        (ModelConfig(kv_heads=4, seq=63), 4, True, "sp cuts sequences of 63 tokens into 4 equal parts: take seq 64"),
+    ],
+)
+def test_illegal_cuts(model: ModelConfig, tp: int, sp: bool, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(model, ParallelConfig(tp=tp, sp=sp), TrainConfig())
 
 
 def test_layers_of_each_stage() -> None:

@@ -247,14 +247,14 @@ def test_reference_optimizers_agree_with_torch(optimizer):
         torch.testing.assert_close(again.parameters[name].detach(), copy.detach(), rtol=1e-12, atol=1e-14)
 
 
-def test_reference_shares_nothing_but_configuration_and_initial_values():
+def test_reference_shares_only_configuration_initial_values_and_dropped_entries():
     """It may judge the runtime only because it does not use it."""
     imported = {
         node.module
         for node in ast.walk(ast.parse(inspect.getsource(reference)))
         if isinstance(node, ast.ImportFrom) and node.module.startswith("stepscope")
     }
-    assert imported == {"stepscope.parallel_runtime.config", "stepscope.parallel_runtime.model.initial"}
+    assert imported == {f"stepscope.parallel_runtime.{name}" for name in ("config", "model.dropout", "model.initial")}
 
 
 def test_tiny_learns_in_fifty_steps():
