@@ -40,19 +40,31 @@ class Blame:
 
     charged: dict[int | str, dict[int, Counter[int]]] = field(default_factory=dict)
     beyond: dict[int | str, Counter[int]] = field(default_factory=dict)
+    _cache: dict[int | str, tuple[Counter[int], Counter[int]]] = field(default_factory=dict, repr=False, compare=False)
 
     def cost_of(self, rank: int, step: int | str | None = None) -> int:
         """What `rank` made all others wait, in ns, over all steps or in one."""
-        steps = self.charged.values() if step is None else [self.charged.get(step, {})]
-        return sum(counter[rank] for by_rank in steps for counter in by_rank.values())
+        steps = self.charged if step is None else [step]
+        return sum(self._totals(one)[0][rank] for one in steps)
+
+    def longest_wait_for(self, rank: int, step: int | str) -> int:
+        """The longest time in ns that one rank waited for `rank` in `step`: about what the step would be shorter by."""
+        return self._totals(step)[1][rank]
+
+    def _totals(self, step: int | str) -> tuple[Counter[int], Counter[int]]:
+        """Per rank at fault in one step: the sum of what the others waited, and the longest of them."""
+        if step not in self._cache:
+            total: Counter[int] = Counter()
+            longest: Counter[int] = Counter()
+            for counter in self.charged.get(step, {}).values():
+                total.update(counter)
+                longest |= counter  # the larger of both
+            self._cache[step] = (total, longest)
+        return self._cache[step]
 
     def beyond_of(self, rank: int, step: int | str) -> int:
         """What `rank` waited in `step` for its pipeline beyond the schedule's allowance, ns."""
         return self.beyond[step][rank] if step in self.beyond else 0
-
-    def longest_wait_for(self, rank: int, step: int | str) -> int:
-        """The longest time in ns that one rank waited for `rank` in `step`: about what the step would be shorter by."""
-        return max((counter[rank] for counter in self.charged.get(step, {}).values()), default=0)
 
 
 class _Lines:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.blame import Blame, Wait, blame, holders_of
+from stepscope.analysis.causes.classes import ahead_at
 from stepscope.analysis.causes.pipeline import mean_durations, observed_tables, planned_tables, replay, stage_of
 from stepscope.analysis.causes.summary import counted_rows, step_key
 from stepscope.analysis.ledger.decompose import Decomposition
@@ -75,6 +76,18 @@ def blame_of(run: Run, decomposition: Decomposition, rows: pd.DataFrame) -> tupl
     return blame(waits, allowances(run, rows), stages_of(run, decomposition)), waits
 
 
+def step_starts(decomposition: Decomposition) -> pd.DataFrame:
+    """rank, step, start_ns: when each step began, ns of the common clock since the first of them."""
+    rows = [
+        (rank, step, int(start) - ahead_at(decomposition, rank, int(start)))
+        for rank, windows in decomposition.windows.items()
+        for step, start in zip(windows.steps, windows.start_ns.tolist(), strict=True)
+    ]
+    first = min((start for _, _, start in rows), default=0)
+    columns = {"rank": [row[0] for row in rows], "step": pd.Series([row[1] for row in rows], dtype="object")}
+    return pd.DataFrame({**columns, "start_ns": [row[2] - first for row in rows]})
+
+
 def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
     """Rank -> in how many communications of counted steps it was the last to arrive (its lead being certain)."""
     parts = decomposition.matches.parts
@@ -83,9 +96,8 @@ def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
     counted = set(counted_rows(decomposition.ledger)["step"])
     last = parts[(parts["last_rank"] >= 0) & ~parts["unmatched"]]
     last = last.sort_values(["match_id", "wait_ns"], ascending=[True, False], kind="stable").drop_duplicates("match_id")
-    inside = [
-        step in counted for step in steps_at(decomposition, last["rank"].to_numpy(), last["arrival_ns"].to_numpy())
-    ]
+    steps = steps_at(decomposition, last["rank"].to_numpy(), last["arrival_ns"].to_numpy())
+    inside = np.array([step in counted for step in steps], bool)
     ranks, counts = np.unique(last[inside]["last_rank"].to_numpy(), return_counts=True)
     return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
 

@@ -17,7 +17,7 @@ from stepscope.analysis import units
 from stepscope.analysis.causes.blame import Blame, Wait
 from stepscope.analysis.causes.classes import UNSPLIT
 from stepscope.analysis.causes.pipeline import Pipeline
-from stepscope.analysis.causes.stragglers import CAUSES, Straggler, excess_ns, peers_of
+from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, peers_of
 from stepscope.analysis.causes.summary import Means, counted_rows
 from stepscope.analysis.records import Finding, Health
 from stepscope.tracer.schema import RunMeta
@@ -31,6 +31,9 @@ LEAST_TERM = 0.05
 
 STANDS_OUT = 1.5
 """A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
+
+ONE_OFF = 0.2
+"""A single wait of this share of the mean step, with nothing like it in another step, is told as a one-off."""
 
 ENOUGH_STEPS = 3
 
@@ -50,6 +53,7 @@ class Ground:
     pipeline: Pipeline
     parts: pd.DataFrame  # Matches.parts with `step`
     stage_of: Callable[[int], int]
+    starts: pd.DataFrame  # rank, step, start_ns (common clock)
     longest_idle: tuple[int, int | str, int, int] | None = None  # rank, step, start, end
 
     @property
@@ -120,7 +124,7 @@ def straggler_findings(ground: Ground) -> list[Finding]:
         usual = quantiles(waits, n=4)[0] if len(waits) > 1 else float(waits[0])
         if usual >= LEAST_SHARE * ground.step_ns and one.cost_ns_per_step >= STANDS_OUT * typical:
             found.append(_persistent(ground, one, sum(waits) / len(waits)))
-        elif max(waits) >= 10 * LEAST_SHARE * ground.step_ns and max(waits) > 3 * sorted(waits)[len(waits) // 2]:
+        elif len(waits) > 1 and max(waits) >= ONE_OFF * ground.step_ns and max(waits) > 3 * sorted(waits)[-2]:
             found.append(_one_off(ground, one, waits))
     return found
 
@@ -145,15 +149,19 @@ def _why(ground: Ground, one: Straggler) -> str:
     """`: slower compute, 30 ms more in forward than its peers`."""
     if one.cause is None:
         return ""
-    rows = counted_rows(ground.ledger)
+    rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
     peers = peers_of(one.rank, ground.means.ranks, ground.stage_of)
-    column = next(name for name, cause in CAUSES.items() if cause == one.cause)
-    excess, phase = excess_ns(rows, one.rank, peers, column), ""
+    columns = [name for name, cause in CAUSES.items() if cause == one.cause]
+    ledger = Excess(rows)
+    excess, column = max((ledger.of(one.rank, peers, name), name) for name in columns)
+    phase = ""
+    if column == "start_ns":
+        return f": {one.cause}, its step begins {units.duration(excess)} after its peers'"
     if column == "compute_ns":
         counted = ground.classes[ground.classes["step"].isin(ground.means.steps)]
         phases = counted[counted["class"].str.startswith("compute ")]
         by_phase = {
-            str(name).removeprefix("compute "): excess_ns(part, one.rank, peers, "ns")
+            str(name).removeprefix("compute "): Excess(part).of(one.rank, peers, "ns")
             for name, part in phases.groupby("class")
             if set(part["rank"]) >= {one.rank, *peers}
         }

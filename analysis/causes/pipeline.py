@@ -60,13 +60,17 @@ def actions(run: Run, steps: Mapping[int, Windows]) -> pd.DataFrame:
     `steps`: the windows of each rank. Rows come in the order in which each rank ran them, in its own clock. Empty where
     rows carry no phase and microbatch.
     """
-    frames = [frame for rank in run.ranks if not (frame := _actions_of(run, rank, steps[rank])).empty]
+    frames = [frame for rank in run.ranks if not (frame := _work_rows(run, rank, steps[rank])).empty]
     if not frames:
         return pd.DataFrame({name: pd.Series(dtype="object") for name in ACTION_COLUMNS})
-    return pd.concat(frames, ignore_index=True)
+    keys = ["rank", "step", "phase", "chunk", "microbatch", "stage"]
+    grouped = pd.concat(frames, ignore_index=True).groupby(keys, sort=False, as_index=False)
+    found = grouped.agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), compute_ns=("dur_ns", "sum"))
+    return found.sort_values(["rank", "start_ns"], kind="stable", ignore_index=True)[list(ACTION_COLUMNS)]
 
 
-def _actions_of(run: Run, rank: int, steps: Windows) -> pd.DataFrame:
+def _work_rows(run: Run, rank: int, steps: Windows) -> pd.DataFrame:
+    """Computations of microbatches inside the windows of one rank."""
     names = ("start_ns", "dur_ns", "kind", "phase", "stage", "chunk", "microbatch")
     columns = run.columns(rank, *names)
     phase = columns["phase"].copy()
@@ -74,19 +78,17 @@ def _actions_of(run: Run, rank: int, steps: Windows) -> pd.DataFrame:
     work = [code_of(PHASES, name) for name in WORK_PHASES]
     chosen = (columns["kind"] == code_of(KINDS, "compute")) & (columns["microbatch"] >= 0) & np.isin(phase, work)
     start = columns["start_ns"][chosen]
+    if len(start) == 0:
+        return pd.DataFrame()
     index = np.searchsorted(steps.start_ns, start, side="right") - 1
     inside = (index >= 0) & (start < np.append(steps.end_ns, 0)[index])
     frame = pd.DataFrame({name: columns[name][chosen][inside] for name in names})
-    frame["phase"] = [PHASES[code] for code in phase[chosen][inside]]
-    frame["step"] = [steps.steps[i] for i in index[inside]]
+    frame["phase"] = [PHASES[code] for code in phase[chosen][inside].tolist()]
+    frame["step"] = pd.Series([steps.steps[i] for i in index[inside].tolist()], dtype="object")
     frame["end_ns"] = frame["start_ns"] + frame["dur_ns"]
     frame["chunk"] = frame["chunk"].clip(lower=0)
-    keys = ["step", "phase", "chunk", "microbatch", "stage"]
-    grouped = frame.groupby(keys, sort=False, as_index=False).agg(
-        start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), compute_ns=("dur_ns", "sum")
-    )
-    grouped["rank"] = rank
-    return grouped.sort_values("start_ns", kind="stable")[list(ACTION_COLUMNS)].reset_index(drop=True)
+    frame["rank"] = rank
+    return frame
 
 
 def mean_durations(rows: pd.DataFrame) -> dict[str, Fraction]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.blame import Blame
@@ -19,8 +20,9 @@ CAUSES = {
     "idle_ns": "late host",
     "visible_comm_ns": "slower communication",
     "memcpy_ns": "memory copies",
+    "start_ns": "late host",
 }
-"""The term of its own ledger in which a straggler exceeds its peers -> what that is called."""
+"""Where a straggler exceeds its peers (a term of its ledger, or when its step began) -> what that is called."""
 
 LEAST_SHARE = 0.25
 """A term explains a straggler when its excess is at least this share of the longest wait that it causes."""
@@ -40,24 +42,30 @@ class Straggler:
 
 
 def stragglers(
-    ledger: pd.DataFrame, blame: Blame, last_arrivals: Mapping[int, int], group_of: Callable[[int], Hashable]
+    ledger: pd.DataFrame,
+    starts: pd.DataFrame,
+    blame: Blame,
+    last_arrivals: Mapping[int, int],
+    group_of: Callable[[int], Hashable],
 ) -> tuple[Straggler, ...]:
     """Every rank that was last somewhere or made others wait, dearest first.
 
-    `last_arrivals`: rank -> number of matched communications in whole steps that it was last in. `group_of`: ranks with
-    the same work (those of one pipeline stage) share a value: they are each other's peers.
+    `starts`: rank, step, start_ns (when each step began, common clock). `last_arrivals`: rank -> number of matched
+    communications in counted steps that it was last in. `group_of`: ranks with the same work (those of one pipeline
+    stage) share a value: they are each other's peers.
     """
-    rows = counted_rows(ledger)
+    rows = counted_rows(ledger).merge(starts, on=["rank", "step"], how="left")
     steps = list(dict.fromkeys(rows["step"]))
     ranks = [int(rank) for rank in rows["rank"].unique()]
+    excess, mean_step = Excess(rows), float(rows["step_ns"].mean())
     found = []
     for rank in ranks:
         cost = round(sum(blame.cost_of(rank, step) for step in steps) / len(steps))
         last = last_arrivals.get(rank, 0)
         if cost or last:
             wait = sum(blame.longest_wait_for(rank, step) for step in steps) / len(steps)
-            matters = wait >= NEGLIGIBLE * float(rows["step_ns"].mean())
-            cause = cause_of(rows, rank, peers_of(rank, ranks, group_of), wait) if matters else None
+            matters = wait >= NEGLIGIBLE * mean_step
+            cause = cause_of(excess, rank, peers_of(rank, ranks, group_of), wait) if matters else None
             found.append(Straggler(rank, last, cost, cause))
     return tuple(sorted(found, key=lambda one: (-one.cost_ns_per_step, -one.last_arrivals, one.rank)))
 
@@ -68,18 +76,29 @@ def peers_of(rank: int, ranks: Sequence[int], group_of: Callable[[int], Hashable
     return [other for other in others if group_of(other) == group_of(rank)] or others
 
 
-def excess_ns(rows: pd.DataFrame, rank: int, peers: Sequence[int], column: str) -> float:
-    """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns."""
-    table = rows.pivot_table(index="step", columns="rank", values=column, aggfunc="sum", sort=False)
-    if not peers or rank not in table:
-        return 0.0
-    return float((table[rank] - table[list(peers)].median(axis=1)).mean())
+class Excess:
+    """By how much ranks exceed their peers, over the rows of a ledger (or of one operation class): rank, step, columns."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self._rows = rows
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def of(self, rank: int, peers: Sequence[int], column: str) -> float:
+        """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns; 0 without peers."""
+        if column not in self._tables:
+            pivot = {"index": "step", "columns": "rank", "values": column}
+            self._tables[column] = self._rows.pivot_table(**pivot, aggfunc="sum", sort=False)
+        table = self._tables[column]
+        if not peers or rank not in table:
+            return 0.0
+        others = np.nanmedian(table[list(peers)].to_numpy(float), axis=1)
+        return float(np.nanmean(table[rank].to_numpy(float) - others))
 
 
-def cause_of(rows: pd.DataFrame, rank: int, peers: Sequence[int], wait_ns: float) -> str | None:
-    """The term in which `rank` exceeds its peers most; None where none explains the `wait_ns` that others wait for it."""
+def cause_of(excess: Excess, rank: int, peers: Sequence[int], wait_ns: float) -> str | None:
+    """Where `rank` exceeds its peers most; None where nothing explains the `wait_ns` that others wait for it."""
     if wait_ns <= 0 or not peers:
         return None
-    excess = {column: excess_ns(rows, rank, peers, column) for column in CAUSES}
-    largest = max(excess, key=lambda column: excess[column])
-    return CAUSES[largest] if excess[largest] >= LEAST_SHARE * wait_ns else None
+    amounts = {column: excess.of(rank, peers, column) for column in CAUSES}
+    largest = max(amounts, key=lambda column: amounts[column])
+    return CAUSES[largest] if amounts[largest] >= LEAST_SHARE * wait_ns else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.classes import ahead_at, operation_classes, picture
-from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, steps_at
+from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.findings import Ground, findings
 from stepscope.analysis.causes.pipeline import actions, pipeline
 from stepscope.analysis.causes.stragglers import stragglers
@@ -32,8 +35,8 @@ def analyze(run: Run, method: str = "direct", peak_flops: float | None = None) -
     ledger, mean = decomposition.ledger, means(decomposition.ledger)
     rows = actions(run, decomposition.windows)
     blame, waits = blame_of(run, decomposition, rows)
-    stages = stages_of(run, decomposition)
-    late = stragglers(ledger, blame, last_arrivals(decomposition), stages.__getitem__)
+    stages, starts = stages_of(run, decomposition), step_starts(decomposition)
+    late = stragglers(ledger, starts, blame, last_arrivals(decomposition), stages.__getitem__)
     flow = pipeline(run.meta, ledger, rows)
     classes = operation_classes(run, decomposition)
     parts = _stepped(decomposition)
@@ -49,6 +52,7 @@ def analyze(run: Run, method: str = "direct", peak_flops: float | None = None) -
         pipeline=flow,
         parts=parts,
         stage_of=stages.__getitem__,
+        starts=starts,
         longest_idle=_longest_idle(decomposition, mean),
     )
     typical = _typical_step(mean)
@@ -77,31 +81,36 @@ def collectives(decomposition: Decomposition) -> pd.DataFrame:
 
     Lists are by rank, ascending. A send and its receive are one row, `send_receive`. Missing numbers are None.
     """
-    rows = [_collective(part) for _, part in decomposition.matches.parts.groupby("match_id", sort=False)]
-    rows.sort(key=lambda row: (min(row["arrival_ns"]), row["group"]))  # type: ignore[call-overload]
+    parts = decomposition.matches.parts  # sorted by match, then rank
+    if parts.empty:
+        return pd.DataFrame(columns=list(COLLECTIVE_FIELDS))
+    match = parts["match_id"].to_numpy()
+    edges = np.flatnonzero(np.concatenate(([True], match[1:] != match[:-1], [True]))).tolist()
+    columns = {name: parts[name].tolist() for name in parts.columns}
+    rows = [_collective(columns, low, high) for low, high in itertools.pairwise(edges)]
+    rows.sort(key=lambda row: (min(row["arrival_ns"]), row["group"]))
     return pd.DataFrame(rows, columns=list(COLLECTIVE_FIELDS))
 
 
-def _collective(part: pd.DataFrame) -> dict[str, object]:
-    first = part.iloc[0]
-    kinds = sorted(set(part["collective"]))
-    longest = part.iloc[int(part["wait_ns"].to_numpy().argmax())]
-    unmatched = bool(first["unmatched"])
+def _collective(columns: dict[str, list[Any]], low: int, high: int) -> dict[str, Any]:
+    """One communication: rows [low, high) of the matched parts."""
+    waits = columns["wait_ns"][low:high]
+    longest = low + waits.index(max(waits))
+    both = {"receive", "send"} == set(columns["collective"][low:high])
+    unmatched = columns["unmatched"][low]
     return {
-        "group": str(first["group"]),
-        "axis": str(first["axis"]),
-        "strategy": str(first["strategy"]),
-        "collective": "send_receive" if kinds == ["receive", "send"] else str(first["collective"]),
-        "seq": _known(first["seq"]),
-        "ranks": part["rank"].tolist(),
-        "bytes": _known(part["bytes"].max()),
-        "arrival_ns": part["arrival_ns"].tolist(),
-        "end_ns": part["end_ns"].tolist(),
-        "wait_ns": [_known(value) for value in part["wait_ns"]],
-        "transfer_ns": [_known(value) for value in part["transfer_ns"]],
-        "last_rank": _known(longest["last_rank"]),
-        "match": "unmatched" if unmatched else str(first["method"]) or "single",
-        "partial": bool(first["partial"]),
+        **{name: str(columns[name][low]) for name in ("group", "axis", "strategy")},
+        "collective": "send_receive" if both else str(columns["collective"][low]),
+        "seq": _known(columns["seq"][low]),
+        "ranks": columns["rank"][low:high],
+        "bytes": _known(max(columns["bytes"][low:high])),
+        "arrival_ns": columns["arrival_ns"][low:high],
+        "end_ns": columns["end_ns"][low:high],
+        "wait_ns": [_known(value) for value in waits],
+        "transfer_ns": [_known(value) for value in columns["transfer_ns"][low:high]],
+        "last_rank": _known(columns["last_rank"][longest]),
+        "match": "unmatched" if unmatched else columns["method"][low] or "single",
+        "partial": columns["partial"][low],
     }
 
 

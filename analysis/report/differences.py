@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
@@ -127,5 +128,5 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _cell(text: str) -> str:
-    """Plain text inside Markdown: markup characters escaped, no line breaks."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#~" else c for c in clean(text))
+    """Plain text inside Markdown: markup escaped, no line breaks."""
+    return "".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in html.escape(clean(text), quote=False))

@@ -18,6 +18,7 @@ from stepscope.analysis.report.view import (
     MOST_BARS,
     Bar,
     evidence,
+    findings_note,
     headline,
     health_line,
     mean_bar,
@@ -162,7 +163,8 @@ def _legend(bar: Bar) -> str:
 
 def _findings(report: Report) -> str:
     if not report.findings:
-        return _section("Findings", "", "<p>None: nothing costs enough to name.</p>")
+        none = f"<p>None: nothing costs enough to name. {text(findings_note(report))}</p>"
+        return _section("Findings", "", none)
     items = []
     for index, finding in enumerate(report.findings):
         where = evidence(report, index)
@@ -172,7 +174,11 @@ def _findings(report: Report) -> str:
             f'<li><div class="cost">{text(units.duration(finding.cost_ns_per_step))}<small>a step</small></div>'
             f'<div><div>{text(finding.text)}</div><div class="meta">{text(facts)}</div>{advice}</div></li>'
         )
-    return _section("Findings", "Dearest first; at most five.", f'<ol class="findings">{"".join(items)}</ol>')
+    return _section(
+        "Findings",
+        f"Dearest first; at most five. {findings_note(report)}".strip(),
+        f'<ol class="findings">{"".join(items)}</ol>',
+    )
 
 
 def _picture(report: Report) -> str:

@@ -21,6 +21,7 @@ from stepscope.analysis.report.view import (
     SHORT_LABELS,
     Bar,
     evidence,
+    findings_note,
     headline,
     health_line,
     mean_bar,
@@ -61,7 +62,6 @@ WIDE = 100
 def clean(text: str, most: int = 400) -> str:
     """Text from a trace, safe to print: no control characters (terminal escapes), no lone surrogates, cut at `most`."""
     printable = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
-    printable = printable.encode("utf-8", "replace").decode("utf-8")
     return printable if len(printable) <= most else printable[: most - 1] + "…"
 
 
@@ -89,6 +89,8 @@ def blocks(report: Report, width: int) -> Iterator[RenderableType]:
     if report.stragglers:
         yield from _section("Stragglers, dearest first", _stragglers(report))
     yield from _section("Findings", _findings(report))
+    if findings_note(report):
+        yield Padding(Text(findings_note(report), style="dim"), (0, 0, 0, 2))
 
 
 def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from stepscope.analysis import units
+from stepscope.analysis.causes.findings import LEAST_TERM
 from stepscope.analysis.causes.pipeline import stage_of
 from stepscope.analysis.causes.stragglers import NEGLIGIBLE, Straggler
 from stepscope.analysis.causes.summary import counted_rows, overlap_of, step_key
@@ -240,6 +241,15 @@ def overlap_rows(report: Report) -> list[tuple[str, ...]]:
     words = [[str(word) or units.DASH for word in means[name]] for name in ("axis", "collective", "stream")]
     numbers = [[units.share(value) for value in means[name].tolist()] for name in shares]
     return list(zip(*words, *numbers, strict=True))
+
+
+def findings_note(report: Report) -> str:
+    """What no finding may rest on, where that is much: communication that could not be split."""
+    values = report.means.values
+    if not values or values["unsplit_ns"] < LEAST_TERM * float(values["step_ns"]):
+        return ""
+    share = units.share(float(values["unsplit_ns"] / values["step_ns"]))
+    return f"No finding rests on the {share} of the step that is communication which could not be split (see health)."
 
 
 def evidence(report: Report, index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.causes.blame import Wait, blame
@@ -77,6 +77,7 @@ def wait_lines(draw: st.DrawFn) -> dict[int, list[Wait]]:
     return lines
 
 
+@settings(deadline=None)
 @given(wait_lines())
 def test_every_exposed_nanosecond_is_charged_once_and_never_to_the_one_who_waits(lines: dict[int, list[Wait]]) -> None:
     charged = blame(lines).charged.get(0, {})
@@ -86,6 +87,7 @@ def test_every_exposed_nanosecond_is_charged_once_and_never_to_the_one_who_waits
         assert counter[rank] == 0
 
 
+@settings(deadline=None)
 @given(wait_lines(), st.integers(0, 1000))
 def test_charges_do_not_depend_on_when_the_step_happened(lines: dict[int, list[Wait]], shift: int) -> None:
     moved = {

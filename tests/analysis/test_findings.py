@@ -1,0 +1,135 @@
+"""Findings: few, dear, honest."""
+
+from __future__ import annotations
+
+import pytest
+from pipeline_runs import MS, PipelineRun, pipeline_run
+from timelines import Timeline
+
+from stepscope.analysis.records import Finding
+from stepscope.analysis.report import Report, analyze
+
+
+def about_ranks(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.text.startswith("Rank")]
+
+
+@pytest.mark.parametrize(("stages", "dp"), [(1, 4), (2, 2), (4, 2), (4, 1)])
+def test_a_balanced_run_is_told_of_its_true_limit_only(stages: int, dp: int) -> None:
+    # the schedule's own bubble, never more of it than theory has, and nobody's fault
+    report = analyze(pipeline_run(stages, 8, dp))
+    assert about_ranks(report) == []
+    for finding in report.findings:
+        assert "bubble" in finding.text
+        assert report.pipeline.theory_of_step is not None
+        limit = report.pipeline.theory_of_step * float(report.means.values["step_ns"])
+        assert finding.cost_ns_per_step <= limit
+
+
+def test_a_slow_rank_is_named_with_cost_evidence_and_advice() -> None:
+    report = analyze(pipeline_run(1, 4, 4, slow={2: 5}))
+    (finding,) = about_ranks(report)
+    assert finding == report.findings[0]
+    assert finding.cost_ns_per_step == 5 * MS
+    assert (finding.rank, finding.confidence) == (2, "high")
+    assert "slower compute, 5 ms more in forward than its peers" in finding.text
+    assert finding.step in (0, 1, 2)
+    assert finding.start_ns is not None and finding.end_ns is not None
+    assert finding.end_ns - finding.start_ns == 5 * MS
+    assert finding.advice
+
+
+def test_the_slow_rank_s_share_is_not_told_twice_as_bubble() -> None:
+    balanced = analyze(pipeline_run(4, 8, 2))
+    slow = analyze(pipeline_run(4, 8, 2, slow={1: 6}))
+    bubbles = [next(f.cost_ns_per_step for f in one.findings if "bubble" in f.text) for one in (balanced, slow)]
+    assert abs(bubbles[1] - bubbles[0]) <= 0.15 * bubbles[0]
+
+
+def communicating_run(hidden: bool = False, size: int = 1 << 24) -> Timeline:
+    """Two ranks, four steps of 100: 60 of compute, then 30 of all-reduce (or hidden under compute)."""
+    line = Timeline(world=2, mesh={"dp": 2})
+    line.group("dp", "dp", 0, 1)
+    for k in range(4):
+        low = 100 * k
+        line.step(low, low + 100, k)
+        for rank in (0, 1):
+            line.compute(rank, low, low + (100 if hidden else 65))
+        parts = dict.fromkeys((0, 1), (low + 65, low + 95))
+        line.collective("dp", k, parts, stream="dp", axis="dp", strategy="dp", bytes=size, op_id=k)
+        if not hidden:
+            for rank in (0, 1):
+                line.compute(rank, low + 95, low + 100)
+    return line
+
+
+def test_exposed_communication_is_named_by_axis_with_its_operation() -> None:
+    (finding,) = analyze(communicating_run().run()).findings
+    assert finding.cost_ns_per_step == 30
+    assert "dp all-reduce is exposed" in finding.text
+    assert "16.78 MB" in finding.text
+    assert (finding.op_id, finding.end_ns - finding.start_ns) == (0, 30)  # type: ignore[operator]
+
+
+def test_hidden_communication_is_no_finding() -> None:
+    assert analyze(communicating_run(hidden=True).run()).findings == ()
+
+
+def test_small_buckets_and_switched_off_overlap_get_their_own_advice() -> None:
+    assert "--bucket-mb" in analyze(communicating_run(size=1000).run()).findings[0].advice
+    run = communicating_run().run()
+    run.meta.parallel["overlap"] = False
+    assert "--no-overlap" in analyze(run).findings[0].advice
+
+
+def test_unsplit_time_carries_no_finding() -> None:
+    line = Timeline(world=2, mesh={"dp": 2}, present=(0,))
+    line.group("dp", "dp", 0, 1)
+    for k in range(4):
+        line.step(100 * k, 100 * k + 100, k, ranks=(0,))
+        line.compute(0, 100 * k, 100 * k + 60)
+        line.collective("dp", k, {0: (100 * k + 60, 100 * k + 100)}, stream="dp", axis="dp")
+    report = analyze(line.run())
+    assert report.means.values["unsplit_ns"] == 40
+    assert report.findings == ()
+
+
+def test_a_finding_on_touched_numbers_says_so() -> None:
+    run = communicating_run().run()
+    run.health.add("clock_violation", "clocks disagree", touches=("visible_comm_ns",))
+    (finding,) = analyze(run).findings
+    assert finding.confidence == "low"
+    assert finding.text.endswith("(rests on touched data: clock_violation)")
+
+
+def test_idle_and_copies() -> None:
+    line = Timeline()
+    for k in range(3):
+        line.step(100 * k, 100 * k + 100, k)
+        line.compute(0, 100 * k, 100 * k + 50)
+        line.memcpy(0, 100 * k + 50, 100 * k + 60)
+    found = analyze(line.run()).findings
+    assert [one.cost_ns_per_step for one in found] == [40, 10]
+    assert "nothing is in flight" in found[0].text.lower()
+    assert (found[0].rank, found[0].step, found[0].start_ns, found[0].end_ns) == (0, 0, 60, 100)
+    assert "memory copies" in found[1].text.lower()
+
+
+def test_ranks_that_take_turns_are_not_blamed_one_by_one() -> None:
+    made = PipelineRun(1, 4, 4)
+    for number in range(8):
+        made.step(number, slow={number % 4: 4})
+    report = analyze(made.run())
+    assert about_ranks(report)[0].text.startswith("Ranks wait 3 ms a step for each other by turns")
+    assert len(about_ranks(report)) == 1
+
+
+def test_at_most_five_dearest_first() -> None:
+    report = analyze(pipeline_run(4, 4, 2, slow={1: 9, 4: 5}, late={6: 8}))
+    costs = [finding.cost_ns_per_step for finding in report.findings]
+    assert len(costs) <= 5
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_no_whole_step_no_finding() -> None:
+    assert analyze(Timeline(world=1).run()).findings == ()
