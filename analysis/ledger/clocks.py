@@ -65,7 +65,7 @@ def recorded(meta: RunMeta, parts: Parts) -> Clocks:
     for place, rank in enumerate(parts.ranks):
         if rank < len(meta.clock):
             told = meta.clock[rank]
-            clocks.offset_ns[place], clocks.drift_ppm[place] = -told.offset_ns, -told.drift_ppm
+            clocks.offset_ns[place], clocks.drift_ppm[place] = -told.offset_ns, 0.0 - told.drift_ppm
             clocks.bound_ns[place] = told.bound_ns
             if told.offset_ns or told.drift_ppm or told.bound_ns:
                 clocks.source[place] = "recorded"

@@ -25,6 +25,9 @@ from stepscope.analysis.run import Run
 
 METHODS = ("direct", "inferred", "balanced")
 
+NONBLOCKING_SHARE = 100
+"""A row is flagged `nonblocking` when that is at least one part in so many of its step."""
+
 
 @dataclass
 class Decomposition:
@@ -171,7 +174,8 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 def _flags(summary: RankSummary, time: RankTime, matches: Matches) -> list[tuple[str, ...]]:
     """The windows' flags, and those that the charging adds."""
     windows = summary.windows
-    loose = _measure(time.nonblocking, windows) > 0
+    loose = _measure(time.nonblocking, windows)
+    loose = (loose > 0) & (loose * NONBLOCKING_SHARE >= windows.step_ns)
     uncertain = _clock_doubt(summary, time, matches)
     return [
         tuple(
