@@ -92,6 +92,7 @@ def test_help_names_every_command_and_exit_status(capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     listed = [line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.startswith("  ")]
     assert [word for word in listed if word in commands.COMMANDS] == THERE
+    assert "..." not in text.partition("Commands:")[2], "a description is wrapped, never cut"
 
 
 @pytest.mark.parametrize("name", THERE)

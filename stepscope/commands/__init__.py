@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import stepscope
 
@@ -25,7 +25,7 @@ COMMANDS = ("run", "analyze", "compare", "dashboard", "env")
 DEFAULT_COMMAND = "analyze"
 """What `stepscope PATH` means."""
 
-HELP_OPTIONS = ["--help", "-h"]
+CONTEXT = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
 
 def markup_mode() -> Literal["markdown"] | None:
@@ -33,12 +33,18 @@ def markup_mode() -> Literal["markdown"] | None:
     return None if os.environ.get("NO_COLOR") or not sys.stdout.isatty() else "markdown"
 
 
+class WholeSentence(TyperCommand):
+    """A command that the list of commands describes with the first paragraph of its help, wrapped and never cut."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first paragraph, on one line."""
+        return " ".join((self.help or "").partition("\n\n")[0].split())
+
+
 def as_command(name: str, function: Callable[..., object]) -> Any:
     """One typer function as the click command `name`."""
-    single = typer.Typer(
-        add_completion=False, rich_markup_mode=markup_mode(), context_settings={"help_option_names": HELP_OPTIONS}
-    )
-    single.command(name)(function)
+    single = typer.Typer(add_completion=False, rich_markup_mode=markup_mode(), context_settings=CONTEXT)
+    single.command(name, cls=WholeSentence)(function)
     return typer.main.get_command(single)
 
 
@@ -94,7 +100,7 @@ def command_line() -> Any:
         add_completion=False,
         no_args_is_help=True,
         rich_markup_mode=markup_mode(),
-        context_settings={"help_option_names": HELP_OPTIONS},
+        context_settings=CONTEXT,
     )
     app.callback()(root)
     return typer.main.get_command(app)
