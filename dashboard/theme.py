@@ -66,7 +66,7 @@ CATEGORIES = (
     _category("memcpy", "#a8733d", "#c8935a", "solid"),
     _category("idle", "#74808f", "#9aa5b5", "outline"),
     _category("outside", "#74808f", "#9aa5b5", "outline"),
-    _category("host", "#68806f", "#9db3a3", "solid"),
+    _category("host", "#6f8776", "#9db3a3", "solid"),
 )
 CODE = {category.key: code for code, category in enumerate(CATEGORIES)}
 BY_KEY = {category.key: category for category in CATEGORIES}

@@ -1,0 +1,124 @@
+"""Runs under the root: found anew at each look, a broken one harming no other, nothing outside the root."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.dashboard.catalogue import Catalogue
+from stepscope.dashboard.loaded import LoadedRun, Progress, load
+from stepscope.dashboard.security import inside
+
+
+def write_run(folder: Path, name: str = "") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(synthetic.pipeline(2, 1, 2, 2, 2, -1, run_id=name or folder.name).meta.to_json())
+    return folder
+
+
+def small(run_id: str, path: Path, progress: Progress) -> LoadedRun:
+    progress("reading", 0.5)
+    return load(run_id, synthetic.pipeline(2, 1, 2, 2, 2, -1, run_id=run_id), progress)
+
+
+def test_runs_are_found_at_any_depth_and_new_ones_without_a_restart(tmp_path: Path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "deep" / "er" / "b")
+    catalogue = Catalogue(tmp_path, small)
+    assert {run.id for run in catalogue.found()} == {"a", "deep/er/b"}
+    write_run(tmp_path / "c")
+    assert {run.id for run in catalogue.found()} == {"a", "deep/er/b", "c"}
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "rank0.pt.trace.json.gz").write_bytes(b"")
+    assert [run.error for run in catalogue.found() if run.id == "foreign"] == [""]
+
+
+def test_a_root_that_is_itself_a_run(tmp_path: Path):
+    write_run(tmp_path / "only")
+    catalogue = Catalogue(tmp_path / "only", small)
+    assert [run.id for run in catalogue.found()] == ["only"]
+    assert catalogue.find("only") is not None
+
+
+def test_a_broken_run_keeps_its_error_to_itself(tmp_path: Path):
+    write_run(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+
+    def fails(run_id: str, path: Path, progress: Progress) -> LoadedRun:
+        if run_id == "bad":
+            raise StepscopeError("no rank file in bad: record it again")
+        return small(run_id, path, progress)
+
+    catalogue = Catalogue(tmp_path, fails)
+    assert {run.id: bool(run.error) for run in catalogue.found()} == {"good": False, "bad": True}
+    bad, good = catalogue.open("bad"), catalogue.open("good")
+    assert bad is not None and good is not None
+    assert bad.done.wait(20) and good.done.wait(20)
+    assert bad.error == "no rank file in bad: record it again"
+    assert good.loaded is not None and good.error == ""
+
+
+def test_a_bug_of_ours_ends_on_the_runs_own_card(tmp_path: Path):
+    write_run(tmp_path / "a")
+
+    def breaks(run_id: str, path: Path, progress: Progress) -> LoadedRun:
+        raise KeyError("surprise")
+
+    opening = Catalogue(tmp_path, breaks).open("a")
+    assert opening is not None and opening.done.wait(20)
+    assert "KeyError" in opening.error
+
+
+def test_opening_can_be_cancelled_and_begun_again(tmp_path: Path):
+    write_run(tmp_path / "a")
+    started, go = threading.Event(), threading.Event()
+
+    def waits(run_id: str, path: Path, progress: Progress) -> LoadedRun:
+        started.set()
+        go.wait(20)
+        return small(run_id, path, progress)
+
+    catalogue = Catalogue(tmp_path, waits)
+    opening = catalogue.open("a")
+    assert opening is not None and started.wait(20)
+    catalogue.cancel("a")
+    go.set()
+    assert opening.done.wait(20) and opening.loaded is None and "cancelled" in opening.error
+    again = catalogue.open("a")
+    assert again is not None and again is not opening and again.done.wait(20)
+    assert again.loaded is not None
+
+
+def test_a_run_that_changed_is_opened_anew(tmp_path: Path):
+    run = write_run(tmp_path / "a")
+    catalogue = Catalogue(tmp_path, small)
+    first = catalogue.open("a")
+    assert first is not None and first.done.wait(20)
+    assert catalogue.open("a") is first
+    (run / "rank_00000.trace.json.gz").write_bytes(b"more")
+    second = catalogue.open("a")
+    assert second is not None and second is not first
+
+
+@pytest.mark.parametrize("bad", ["..", "../secret", "a/../../secret", "/etc", "", "a\0b", "x" * 2000, "nothing"])
+def test_nothing_outside_the_root_is_reached(tmp_path: Path, bad: str):
+    root = tmp_path / "root"
+    write_run(root / "a")
+    write_run(tmp_path / "secret")
+    assert inside(root, bad) is None
+    assert Catalogue(root, small).find(bad) is None
+
+
+def test_a_link_that_leads_out_is_not_followed(tmp_path: Path):
+    root = tmp_path / "root"
+    write_run(root / "a")
+    write_run(tmp_path / "secret")
+    (root / "link").symlink_to(tmp_path / "secret")
+    catalogue = Catalogue(root, small)
+    assert catalogue.find("link") is None
+    assert {run.id for run in catalogue.found()} == {"a"}
