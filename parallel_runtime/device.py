@@ -26,14 +26,20 @@ class Device:
     index: int = 0  # of the GPU that this rank uses
 
     @classmethod
-    def named(cls, kind: str, index: int = 0) -> Device:
-        """`cpu`, `cuda`, `dry`, or `auto`: cuda where there is one. ValueError for a device that is not there."""
-        if kind == "auto":
-            kind = "cuda" if torch.cuda.is_available() else "cpu"
-        if kind not in BACKENDS:
+    def named(cls, kind: str, index: int = 0, ranks_here: int = 1) -> Device:
+        """`cpu`, `cuda`, `dry`, or `auto`: cuda where each of `ranks_here` ranks of this host can have a GPU.
+
+        ValueError for a device that is not there.
+        """
+        if kind not in (*BACKENDS, "auto"):
             raise ValueError(f"device {kind!r} is unknown: take one of {', '.join(BACKENDS)} or auto")
-        if kind == "cuda" and not torch.cuda.is_available():
+        gpus = torch.cuda.device_count() if kind in ("cuda", "auto") else 0
+        if kind == "auto":
+            kind = "cuda" if gpus >= ranks_here else "cpu"
+        if kind == "cuda" and gpus == 0:
             raise ValueError("no CUDA device is available here (this torch sees none): take cpu")
+        if kind == "cuda" and gpus < ranks_here:
+            raise ValueError(f"{ranks_here} ranks need a GPU each, but there are {gpus}: take {gpus} ranks, or cpu")
         return cls(kind, index)
 
     @property

@@ -14,9 +14,8 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -24,8 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.parallel_runtime.comm import CommunicationError
 from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.failures import Failure, RankFailure
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = ("lo", "lo0")
@@ -74,63 +73,6 @@ Program = Callable[..., Any]
 """`program(world, prepared, *arguments)`: the whole life of one rank."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """How one rank ended. `cause`: 0 killed or vanished, 1 raised, 2 a communication failed: the order of suspicion."""
-
-    rank: int
-    cause: int
-    error: str
-    traceback: str = ""
-    at_ns: int = field(default_factory=time.monotonic_ns)
-    # of a failed communication
-    name: str = ""
-    partners: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, rank: int, error: BaseException) -> Failure:
-        """The failure that an exception is."""
-        text = "".join(traceback.format_exception(error))
-        if not isinstance(error, CommunicationError):
-            return cls(rank, 1, f"{type(error).__name__}: {error}", text)
-        site = error.site
-        two = site.collective in ("send", "receive")
-        pair = (site.peer, error.rank) if site.collective == "receive" else (error.rank, site.peer)
-        name = f"{site.collective} number {error.seq} on {site.group}" + (f", {pair[0]} to {pair[1]}" if two else "")
-        if two:  # both ends of a message are one thing
-            name = name.replace("receive", "message").replace("send", "message")
-        return cls(rank, 2, error.reason, text, name=name, partners=pair if two else site.ranks)
-
-
-class RankFailure(RuntimeError):
-    """A rank failed; all have ended. The text names the first failure, with its traceback, and what followed."""
-
-    def __init__(self, failures: list[Failure]) -> None:
-        ordered = sorted(failures, key=lambda failure: (failure.cause, failure.at_ns))
-        self.first, self.others = ordered[0], ordered[1:]
-        super().__init__(_story(self.first, self.others))
-
-
-def _story(first: Failure, others: list[Failure]) -> str:
-    lines = [f"rank {first.rank} failed first: {first.error}"]
-    if first.cause == 2:
-        came = {failure.rank for failure in (first, *others) if failure.name == first.name}
-        missing = [str(rank) for rank in first.partners if rank not in came]
-        if missing:
-            lines[0] = (
-                f"{first.name} failed on rank {first.rank}: rank {', '.join(missing)} never came to it ({first.error})"
-            )
-        else:
-            lines[0] = f"{first.name} failed on rank {first.rank}: {first.error}"
-    if first.traceback:
-        lines.append(first.traceback.rstrip())
-    lines += [
-        f"then rank {failure.rank}: {f'{failure.name}: ' if failure.name else ''}{failure.error.splitlines()[0]}"
-        for failure in others
-    ]
-    return "\n".join([*lines, "all ranks have ended"])
-
-
 def under_torchrun() -> bool:
     """Whether another launcher has already started this process as one rank."""
     return all(name in os.environ for name in TORCHRUN)
@@ -144,16 +86,19 @@ def launch(
     world_size: int,
     device: str = "cpu",
     timeout_s: float = 300.0,
+    start: str | None = None,
 ) -> list[Any]:
     """Run `program(world, prepared, *arguments)` on every rank; results in rank order (under torchrun: this rank's only).
 
-    `prepare` runs once for the whole run, before any rank starts its program, and every rank gets its text.
+    `prepare` runs once for the whole run, before any rank starts its program, and every rank gets its text. `start` is
+    multiprocessing's start method, by default the quickest that is safe for the device.
     Raises RankFailure when a rank fails, within 5 s of it; ValueError when torchrun started another number of ranks.
     """
     if under_torchrun():
         return [_joined(program, prepare, arguments, world_size, device, timeout_s)]
-    Device.named(device)  # refuse a missing device before anything starts
-    return _Launcher(program, (prepare(), *arguments), world_size, device, timeout_s).run()
+    Device.named(device, ranks_here=world_size)  # refuse a missing device before anything starts
+    start = start or ("fork" if device == "cpu" and sys.platform == "linux" else "spawn")
+    return _Launcher(program, (prepare(), *arguments), world_size, device, timeout_s, start).run()
 
 
 # -- one rank ----------------------------------------------------------------------------------------------------------
@@ -161,7 +106,8 @@ def launch(
 
 def threads_of(ranks_here: int) -> int:
     """Compute threads of each of `ranks_here` ranks that share this host."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks_here)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ranks_here)
 
 
 def _start(world: World, ranks_here: int, timeout_s: float) -> None:
@@ -197,8 +143,9 @@ def _joined(
         raise ValueError(f"{started} ranks were started, but the layout has {world_size}: start {world_size}")
     store, rank, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    world = World(rank, started, local_rank, Device.named(device, local_rank), store)
-    _start(world, int(os.environ.get("LOCAL_WORLD_SIZE", started)), timeout_s)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+    world = World(rank, started, local_rank, Device.named(device, local_rank, ranks_here), store)
+    _start(world, ranks_here, timeout_s)
     if rank == 0:
         store.set("prepared", prepare())
     try:
@@ -257,9 +204,15 @@ class _Launcher:
     """The ranks of one run on this host."""
 
     def __init__(
-        self, program: Program, arguments: tuple[Any, ...], world_size: int, device: str, timeout_s: float
+        self,
+        program: Program,
+        arguments: tuple[Any, ...],
+        world_size: int,
+        device: str,
+        timeout_s: float,
+        start: str,
     ) -> None:
-        context: Any = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
+        context: Any = multiprocessing.get_context(start)
         self.timeout_s = timeout_s
         self.results: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}

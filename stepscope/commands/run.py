@@ -66,7 +66,7 @@ def run(
     late_rank: Annotated[int, option("This rank's host sleeps before every step ...", CAUSES)] = -1,
     late_ms: Annotated[float, option("... for so many milliseconds.", CAUSES)] = 0.0,
     out: Annotated[Path | None, option("Run directory; by default runs/, named after the layout.", RUN)] = None,
-    device: Annotated[str, option("cpu, cuda, or auto: cuda where there is one.", RUN)] = "auto",
+    device: Annotated[str, option("cpu, cuda, or auto: cuda where each rank can have a GPU.", RUN)] = "auto",
     record: Annotated[bool, option("Record the run, or only train.", RUN, "--record/--no-record")] = True,
     timeout_s: Annotated[
         float, option("A communication that takes longer has failed.", RUN, "--timeout")
@@ -119,11 +119,12 @@ def _start(
     import os
 
     from stepscope.parallel_runtime.device import Device
-    from stepscope.parallel_runtime.launch import RankFailure, launch
+    from stepscope.parallel_runtime.failures import RankFailure
+    from stepscope.parallel_runtime.launch import launch
     from stepscope.parallel_runtime.train import RunSpec, run_rank
 
     speaks = not quiet and os.environ.get("RANK", "0") == "0"
-    device = Device.named(device_name)
+    device = Device.named(device_name, ranks_here=configuration.parallel.world_size)
     claimed: list[Path] = []
 
     def prepare() -> str:

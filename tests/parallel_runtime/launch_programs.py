@@ -1,4 +1,4 @@
-"""Programs that test_launch.py starts in a process of its own: `python launch_programs.py PROGRAM RANKS TIMEOUT_S`.
+"""Programs that test_launch.py starts in a process of its own: `python launch_programs.py PROGRAM RANKS TIMEOUT_S [START]`.
 
 Prints one JSON object: the results, or the failure's text. Rank processes print their process ids first.
 """
@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from stepscope.parallel_runtime.comm import PIPELINE_STREAMS
 from stepscope.parallel_runtime.comm_gloo import GlooComm
-from stepscope.parallel_runtime.launch import RankFailure, World, launch
+from stepscope.parallel_runtime.failures import RankFailure
+from stepscope.parallel_runtime.launch import World, launch
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.tracer.recorder import NullRecorder
 
@@ -96,8 +97,10 @@ def writes_down(world: World, prepared: str) -> None:
 
 def main() -> None:
     program, ranks, timeout_s = globals()[sys.argv[1]], int(sys.argv[2]), float(sys.argv[3])
+    start = sys.argv[4] if len(sys.argv) > 4 else None
     try:
-        outcome = {"results": launch(program, lambda: "prepared once", world_size=ranks, timeout_s=timeout_s)}
+        results = launch(program, lambda: "prepared once", world_size=ranks, timeout_s=timeout_s, start=start)
+        outcome = {"results": results}
     except RankFailure as failure:
         outcome = {"failure": str(failure), "first": failure.first.rank}
     say(json.dumps(outcome))

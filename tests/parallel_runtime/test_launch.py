@@ -13,22 +13,24 @@ from pathlib import Path
 import pytest
 
 from stepscope.parallel_runtime.comm import CommunicationError
-from stepscope.parallel_runtime.launch import Failure, RankFailure, threads_of, under_torchrun
+from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.failures import Failure, RankFailure
+from stepscope.parallel_runtime.launch import threads_of, under_torchrun
 from stepscope.tracer.recorder import CommSite
 
 PROGRAMS = Path(__file__).with_name("launch_programs.py")
 LIMIT_S = 60  # a hang, not a slow machine
 
 
-def start(program: str, ranks: int = 2, timeout_s: float = 30.0, **more: object) -> subprocess.Popen:
+def start(program: str, ranks: int = 2, timeout_s: float = 30.0, method: str = "", **more: object) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(PROGRAMS), program, str(ranks), str(timeout_s)]
+    command = [sys.executable, str(PROGRAMS), program, str(ranks), str(timeout_s), *([method] if method else [])]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **more)  # type: ignore[call-overload]
 
 
-def run(program: str, ranks: int = 2, timeout_s: float = 30.0) -> tuple[dict, list[int], str]:
+def run(program: str, ranks: int = 2, timeout_s: float = 30.0, method: str = "") -> tuple[dict, list[int], str]:
     """(outcome, process ids of the ranks, all output)."""
-    output, _ = start(program, ranks, timeout_s).communicate(timeout=LIMIT_S)
+    output, _ = start(program, ranks, timeout_s, method).communicate(timeout=LIMIT_S)
     lines = output.splitlines()
     return json.loads(lines[-1]), [int(line[4:]) for line in lines if line.startswith("pid ")], output
 
@@ -49,8 +51,9 @@ def assert_gone(pids: list[int]) -> None:
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
-def test_results_come_back_in_rank_order() -> None:
-    outcome, pids, _ = run("works", ranks=3)
+@pytest.mark.parametrize("method", ["fork", "spawn"])  # CUDA needs spawn
+def test_results_come_back_in_rank_order(method: str) -> None:
+    outcome, pids, _ = run("works", ranks=3, method=method)
     said = ["I am 0", "I am 1", "I am 2"]
     assert outcome["results"] == [[rank, 3, 3, "prepared once", said] for rank in range(3)]
     assert_gone(pids)
@@ -189,6 +192,21 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
     cores = len(os.sched_getaffinity(0))
     assert threads_of(1) == cores
     assert threads_of(10_000) == 1
+
+
+def test_a_gpu_for_each_rank_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert Device.named("auto", ranks_here=2).kind == "cuda"
+    assert Device.named("auto", ranks_here=3).kind == "cpu"
+    assert Device.named("cuda", 1, ranks_here=2) == Device("cuda", 1)
+    with pytest.raises(ValueError, match="4 ranks need a GPU each, but there are 2: take 2 ranks, or cpu"):
+        Device.named("cuda", ranks_here=4)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ValueError, match="no CUDA device is available here"):
+        Device.named("cuda")
+    with pytest.raises(ValueError, match="device 'tpu' is unknown: take one of cpu, cuda, dry or auto"):
+        Device.named("tpu")
+    assert [Device.named(kind).backend for kind in ("cpu", "dry")] == ["gloo", "none"]
 
 
 def test_torchrun_is_recognised_by_all_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:

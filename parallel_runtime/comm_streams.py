@@ -1,0 +1,72 @@
+"""Which streams and process groups a program has: pure arithmetic on the mesh.
+
+A *stream* is a first-in-first-out lane of communications; its *channel* is the process group that it runs on (comm.py
+says why some streams share one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.tracer.schema import GroupMeta
+
+
+class Stream(NamedTuple):
+    """A stream serves the groups of one mesh view, through a channel that it may share with the other end of a message."""
+
+    view: str
+    channel: str
+
+
+STREAMS = {
+    "pp.forward.send": Stream("pp", "pp.forward"),
+    "pp.forward.receive": Stream("pp", "pp.forward"),
+    "pp.backward.send": Stream("pp", "pp.backward"),
+    "pp.backward.receive": Stream("pp", "pp.backward"),
+    "dp.gather": Stream("dp", "dp.gather"),  # parameter gathers never queue behind gradient reductions
+    "loss": Stream("dp_cp", "loss"),  # the reported loss never queues behind gradients
+    "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica
+    "cp.kv": Stream("cp", "cp.kv"),  # keys and values round the ring ...
+    "cp.dkv": Stream("cp", "cp.dkv"),  # ... and their gradients, which travel at the same time
+}
+"""Streams whose name is not simply a view of the mesh; every view has a stream of its own name."""
+
+PIPELINE_STREAMS = ("pp.forward.send", "pp.forward.receive", "pp.backward.send", "pp.backward.receive")
+
+
+def stream_of(name: str) -> Stream:
+    """View and channel of the stream called `name`."""
+    return STREAMS.get(name) or Stream(name, name)
+
+
+def group_name(channel: str, index: int) -> str:
+    """Name of the `index`-th process group of a channel, the same on all ranks."""
+    return f"mesh_{channel}_{index}"
+
+
+class ChannelGroup(NamedTuple):
+    """One process group of a channel."""
+
+    name: str
+    channel: str
+    view: str
+    ranks: tuple[int, ...]
+
+
+def process_groups_of(mesh: Mesh, streams: Iterable[str]) -> list[ChannelGroup]:
+    """All process groups that these streams need, in the order in which every rank makes them."""
+    channels = sorted({(channel, view) for view, channel in map(stream_of, streams) if mesh.size(view) > 1})
+    return [
+        ChannelGroup(group_name(channel, index), channel, view, ranks)
+        for channel, view in channels
+        for index, ranks in enumerate(mesh.all_groups(view))
+    ]
+
+
+def group_metas(mesh: Mesh, streams: Iterable[str]) -> tuple[GroupMeta, ...]:
+    """The same as run.json has it."""
+    return tuple(
+        GroupMeta(group.name, mesh.axis_of(group.view), group.ranks) for group in process_groups_of(mesh, streams)
+    )
