@@ -232,7 +232,8 @@ def test_control_c_is_no_traceback() -> None:
         "import sys, time; from stepscope import commands; from stepscope.__main__ import status_of\n"
         "def env():\n"
         "    'Wait.'\n"
-        "    print('waiting', flush=True); time.sleep(60)\n"
+        "    print('waiting', flush=True)\n"
+        "    for _ in range(600): time.sleep(0.1)\n"  # one long sleep misses a signal that comes just before it
         "commands.load = lambda name: commands.as_command(name, env)\n"
         "sys.exit(status_of(['env']))\n"
     )
