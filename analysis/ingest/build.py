@@ -22,14 +22,18 @@ from stepscope.tracer.schema import STORE_DIRECTORY, GroupMeta, RunMeta
 PARALLEL_FROM = 64 << 20
 """Files of more bytes than this together are read by several processes."""
 
+SCANNED = ("run", "kineto")
+"""Formats that the byte scanner reads."""
+
 Entry = dict[str, Any]
 """What the manifest says of one rank: `store.write_rank`'s, and file, facts, health; or broken and health."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a first read is."""
+    """How far a first read is. `stage`: `preparing` (loading, or once in an installation compiling, the scanner) or `reading`."""
 
+    stage: str
     files_done: int
     files: int
     bytes_done: int
@@ -107,7 +111,7 @@ def _read(
     workers: int | None,
 ) -> list[Entry]:
     total = sum(task.size for task in tasks)
-    state = Progress(0, len(tasks), 0, total)
+    state = Progress("preparing", 0, len(tasks), 0, total)
 
     def done(task: Task, entries: list[Entry]) -> None:
         nonlocal state
@@ -115,6 +119,13 @@ def _read(
         if progress is not None:
             progress(state)
 
+    if progress is not None:
+        progress(state)
+    if any(task.format in SCANNED for task in tasks):
+        from stepscope.analysis.ingest.reading import prepare  # see there
+
+        prepare()  # here, once: else every worker would compile
+    state = replace(state, stage="reading")
     if progress is not None:
         progress(state)
     parallel = len(tasks) > 1 and total > PARALLEL_FROM

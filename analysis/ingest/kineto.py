@@ -8,7 +8,6 @@ from pathlib import Path
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, written
 from stepscope.analysis.ingest.normalize import normalize
-from stepscope.analysis.ingest.plain import read_plain
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.ingest.source import ByteSource
 
@@ -19,9 +18,11 @@ _OUTERMOST_FIRST = ("pp", "dp", "cp", "ep", "tp")
 
 def read_file(task: Task) -> list[Entry]:
     """Read one trace and write its rank into the store under way. A file that holds no event is `broken`."""
+    from stepscope.analysis.ingest.reading import read_trace  # numba takes a second, which later opens need not spend
+
     try:
         with ByteSource(task.path) as source:
-            raw = read_plain(source)
+            raw = read_trace(source)
     except StepscopeError as error:
         return broken(task, str(error))
     if not raw.rows:

@@ -54,6 +54,9 @@ def normalize(raw: Raw, rules: Rules, own: bool) -> RankFile:
     naming. The `rank` column is left at -1: the caller knows the rank.
     """
     result = RankFile(RankData({}))
+    for repair in raw.repairs:
+        touched = ("ledger",) if repair.code in ("lost_event", "long_event", "too_many_texts") else ()
+        result.note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
     titles = thread_names(raw)
     raw = damage.select_rows(raw, result.note)
     if own:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +108,29 @@ class Raw:
 
     def take(self, rows: np.ndarray) -> Raw:
         """The same file with only these rows (mask or indices)."""
-        return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
+        count = int(rows.sum()) if rows.dtype == bool else len(rows)
+        columns = {
+            name: np.broadcast_to(values[:1], count) if is_constant(values) else values[rows]
+            for name, values in self.columns.items()
+        }
+        return replace(self, columns=columns)
+
+    def own(self, column: str) -> np.ndarray:
+        """The column as an array of its own that may be changed in place (before it may be one value, shown often)."""
+        if is_constant(self.columns[column]):
+            self.columns[column] = self.columns[column].copy()
+        return self.columns[column]
+
+
+def blank(column: str, rows: int) -> np.ndarray:
+    """A column that no event has: one missing value, shown `rows` times, read only."""
+    missing = np.array([-1], np.int32) if column in TEXTS else np.array([MISSING], np.int64)
+    return np.broadcast_to(missing, rows)
+
+
+def is_constant(values: np.ndarray) -> bool:
+    """Is this one value that is shown many times (np.broadcast_to)?"""
+    return len(values) > 1 and values.strides == (0,)
 
 
 class Interner:
@@ -130,7 +151,7 @@ class Interner:
         return found
 
 
-_DECIMAL = re.compile(r"\s*(-?)(\d+)(?:\.(\d*))?\s*\Z", re.ASCII)
+_DECIMAL = re.compile(r"[ \t\r\n]*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,6}))?[ \t\r\n]*\Z", re.ASCII)
 
 
 def exact_ns(text: str) -> int:
@@ -139,33 +160,26 @@ def exact_ns(text: str) -> int:
     >>> exact_ns("1712195495505582.988"), exact_ns("0.1"), exact_ns("1.5e3"), exact_ns("NaN") == MISSING
     (1712195495505582988, 100, 1500000, True)
     """
-    found = _DECIMAL.match(text)
-    if found:
-        sign, whole, part = found.groups()
-        value = int(whole) * 1000 + int(((part or "") + "000")[:3])
-        return _bounded(-value if sign else value)
-    return _scaled(text, 1000)
+    return _scaled(text, 3)
 
 
 def exact_integer(text: str) -> int:
     """Decimal text -> int (a fraction is dropped), MISSING for no number or one beyond 64 bits."""
+    return _scaled(text, 0)
+
+
+def _scaled(text: str, decimals: int) -> int:
+    """The number times 10 ** decimals, its further digits dropped."""
     found = _DECIMAL.match(text)
-    if found:
-        sign, whole, _ = found.groups()
-        return _bounded(-int(whole) if sign else int(whole))
-    return _scaled(text, 1)
+    if not found:
+        return MISSING
+    sign, whole, fraction, exponent = found.groups()
+    digits, shift = whole + (fraction or ""), decimals - len(fraction or "") + int(exponent or 0)
+    if shift > 60 and int(digits):
+        return MISSING
+    value = int(digits) * 10 ** max(min(shift, 60), 0) // 10 ** min(max(-shift, 0), len(digits) + 1)
+    return _bounded(-value if sign else value)
 
 
 def _bounded(value: int) -> int:
     return value if -INT64_MAX <= value <= INT64_MAX else MISSING
-
-
-def _scaled(text: str, factor: int) -> int:
-    """Numbers with an exponent, and whatever is none."""
-    try:
-        value = Decimal(text.strip())
-    except InvalidOperation:
-        return MISSING
-    if not value.is_finite() or value.adjusted() > 19:
-        return MISSING
-    return _bounded(int(value * factor))

@@ -19,7 +19,6 @@ from stepscope.analysis.ingest.build import (
     written,
 )
 from stepscope.analysis.ingest.normalize import normalize
-from stepscope.analysis.ingest.plain import read_plain
 from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.records import HealthItem
 from stepscope.tracer.schema import RUN_FILE, RunMeta, rank_file
@@ -62,9 +61,11 @@ def read_rank(task: Task) -> list[Entry]:
     A file that cannot be read as a trace is no error: the entry says `broken` and the run goes on without the rank.
     """
     assert task.rank is not None
+    from stepscope.analysis.ingest.reading import read_trace  # numba takes a second, which later opens need not spend
+
     try:
         with ByteSource(task.path) as source:
-            raw = read_plain(source)
+            raw = read_trace(source)
     except StepscopeError as error:
         return broken(task, str(error))
     if not raw.rows:

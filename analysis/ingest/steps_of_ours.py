@@ -43,12 +43,12 @@ def settle_steps(raw: Raw, note: Note) -> Raw:
         if title not in known:
             end = int((raw.columns["ts"] + raw.columns["dur"]).max())
             raw.strings.append(title)
-            raw.columns["name"][last_begin] = len(raw.strings) - 1
-            raw.columns["dur"][last_begin] = end - raw.columns["ts"][last_begin]
+            raw.own("name")[last_begin] = len(raw.strings) - 1
+            raw.own("dur")[last_begin] = end - raw.columns["ts"][last_begin]
             begins[last_begin] = False
             last_step = last_begin
     marked = last_step if last_step is not None else int(np.argmax(raw.columns["ts"] + raw.columns["dur"]))
-    raw.columns["partial"][marked] = 1
+    raw.own("partial")[marked] = 1
     return raw.take(~begins)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_files import row
+from trace_files import row, step
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.run import Run
-from stepscope.tracer.schema import FLAG_DEVICE_COPY, FLAG_GRAPH, FLAG_IMPOSSIBLE, KINDS
+from stepscope.tracer.schema import FLAG_DEVICE_COPY, FLAG_GRAPH, FLAG_IMPOSSIBLE, FLAG_PARTIAL, KINDS
 
 
 def write(path: Path, rows: list[dict], **header: Any) -> Path:
@@ -283,3 +283,24 @@ def test_a_top_level_list_and_strange_ids(tmp_path: Path) -> None:
     run = open_run(tmp_path / "t.json")
     assert [name for name, *_ in events_of(run)] == ["a", "b"] or [name for name, *_ in events_of(run)] == ["b", "a"]
     assert {(lane.pid, lane.tid) for lane in run.lanes(0)} == {("Spans", ""), ("0", "stream 7")}
+
+
+def test_what_was_repaired_is_in_the_health_report(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [row("a", 0, 1), row("q#uote", 5, 1), row("b", 9, 1)]}).replace("#", '"')
+    (tmp_path / "t.json").write_text(text)
+    for _ in range(2):  # the second time from the store
+        run = open_run(tmp_path / "t.json")
+        assert [name for name, *_ in events_of(run)] == ["a", 'q"uote', "b"]
+        [item] = run.health.items
+        assert item.code == "raw_quote" and item.text.startswith("1 ") and item.file == "t.json"
+        assert item.offset == text.index('q"uote') and run.health.status == "ok"
+
+
+def test_a_foreign_file_that_was_cut_leaves_all_steps_partial(tmp_path: Path) -> None:
+    rows = [step(1, 0, 10), step(2, 10, 10), row("a", 0, 1), row("b", 9, 1)]
+    text = json.dumps({"traceEvents": rows})
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(text[:-30].encode()))
+    run = open_run(tmp_path / "t.json.gz")
+    assert [name for name, *_ in events_of(run)] == ["a", "ProfilerStep#1", "ProfilerStep#2"]
+    assert run.columns(0, "flags")["flags"].tolist() == [0, FLAG_PARTIAL, FLAG_PARTIAL]
+    assert codes(run) == ["cut_file"] and run.health.status == "touched"

@@ -254,7 +254,12 @@ def test_progress_counts_ranks_and_bytes(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     seen: list[Progress] = []
     open_run(path, progress=seen.append)
-    assert [state.files_done for state in seen] == [0, 1, 2]
+    assert [(state.stage, state.files_done) for state in seen] == [
+        ("preparing", 0),
+        ("reading", 0),
+        ("reading", 1),
+        ("reading", 2),
+    ]
     assert seen[-1].bytes_done == seen[-1].bytes == sum((path / rank_file(r)).stat().st_size for r in (0, 1))
     open_run(path, progress=seen.append)
-    assert len(seen) == 3  # nothing left to read
+    assert len(seen) == 4  # nothing left to read

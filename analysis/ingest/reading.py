@@ -1,0 +1,305 @@
+"""One trace file, streamed through the byte scanner in bounded memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from stepscope.analysis.ingest import scanner
+from stepscope.analysis.ingest.gather import Gatherer
+from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, Raw, Repair
+from stepscope.analysis.ingest.source import ByteSource
+from stepscope.analysis.ingest.text import tolerant_json
+
+WINDOW = 8 << 20
+"""Bytes of the file in memory at a time."""
+
+
+_EVENT_SHARE = 2
+"""An event longer than the window divided by this is left out, counted: the window must hold it whole."""
+
+BLOCK_ROWS = 1 << 14
+"""Events scanned at a time."""
+
+FIRST_TEXTS, FIRST_ARENA = 1 << 15, 4 << 20
+MAX_TEXTS = 1 << 20
+MAX_ARENA = 256 << 20
+"""How many different strings, and how many bytes of them, are kept of one file."""
+
+_NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)|(?=\{\s*"ph"\s*:)')
+_END_OF_LIST = re.compile(rb'\}\s*\](?=\s*,\s*"[^"]{1,100}"\s*:|\s*\}\s*\Z)')
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NO_LIST = "there is no list of trace events"
+_NO_BRACKET = "the file ends before its closing bracket"
+
+_SAID = {
+    scanner.QUOTE: ("raw_quote", "strings contain a raw quotation mark: kept as part of the text"),
+    scanner.VALUE: ("unreadable_value", "values are no JSON (NaN, inf, nothing, ...): taken as missing"),
+    scanner.COMMA: ("spare_comma", "commas are too many: ignored"),
+    scanner.LONG_TEXT: ("long_text", f"strings are longer than {scanner.MAX_TEXT} bytes: cut"),
+    scanner.TOO_MANY_TEXTS: ("too_many_texts", "strings came after the table of names was full: their text is lost"),
+}
+
+
+def read_trace(source: ByteSource, window: int = WINDOW) -> Raw:
+    """All events of one file. Damage is repaired as far as possible and listed in `repairs`.
+
+    `window`: bytes of the file in memory at a time; events and header values longer than half of it are left out.
+    """
+    return _Reader(source, window).read()
+
+
+def prepare() -> None:
+    """Load the compiled scanner, or compile it: ten seconds, once in an installation (numba keeps it on disk)."""
+    text = b'{"traceEvents": [{"ph": "X", "ts": 1e3, "args": {"stream": 7}}]}'
+    _Reader(BytesInMemory(text), 1024).read()
+    scanner.rehash(_string_table(2, 2), _string_table(4, 4))
+
+
+class BytesInMemory:
+    """A source that is no file."""
+
+    cut: str | None = None
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def readinto(self, buffer: memoryview) -> int:
+        """As ByteSource."""
+        size = min(len(buffer), len(self._data))
+        buffer[:size], self._data = self._data[:size], self._data[size:]
+        return size
+
+
+class _Reader:
+    """The window on the file, and everything that the scanner needs."""
+
+    def __init__(self, source: ByteSource | BytesInMemory, window: int) -> None:
+        self._source = source
+        self._window = window
+        self._buffer = bytearray(window)
+        self._bytes = np.frombuffer(self._buffer, np.uint8)
+        self._filled = 0
+        self._position = 0
+        self._base = 0  # offset in the file of the window's first byte
+        self._final = False
+        self._state = np.zeros(scanner.STATE_SIZE, np.int64)
+        self._repairs = np.zeros(scanner.REPAIRS_SIZE, np.int64)
+        self._pending = np.zeros(scanner.REPAIRS_SIZE, np.int64)
+        self._keys = scanner.make_keys()
+        self._strings = _string_table(FIRST_TEXTS, FIRST_ARENA)
+        self._output = _output(BLOCK_ROWS)
+        self._header: dict[str, Any] = {}
+        self._lost: list[Repair] = []
+        self._gatherer = Gatherer()
+        overflow = np.frombuffer(b"(one of too many names)", np.uint8)
+        scanner.intern(overflow, 0, len(overflow), self._strings, self._state, self._pending)
+
+    def read(self) -> Raw:
+        cut: str | None = None
+        if self._find_list():
+            cut = self._scan_list() or None
+            if cut is None:
+                self._read_pairs()
+        else:
+            cut = _NO_LIST
+        offset = self._base + self._position
+        if self._source.cut is not None:
+            cut = self._source.cut
+        raw = self._gatherer.finish(self._strings, int(self._state[scanner.TEXT_COUNT]), self._header)
+        raw.cut, raw.cut_offset = cut, offset if cut else -1
+        raw.repairs = self._all_repairs() + raw.repairs
+        return raw
+
+    # -- the window ------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> bool:
+        """Drop what is done, read on. False when nothing more came (then `final` is set, unless the window is full)."""
+        if self._position:
+            rest = self._filled - self._position
+            self._buffer[:rest] = self._buffer[self._position : self._filled]
+            self._base += self._position
+            self._filled, self._position = rest, 0
+        before = self._filled
+        with memoryview(self._buffer) as view:
+            while self._filled < self._window and (got := self._source.readinto(view[self._filled :])):
+                self._filled += got
+        self._final = self._filled < self._window
+        self._state[scanner.BASE] = self._base
+        return self._filled > before
+
+    # -- around the list of events ---------------------------------------------------------------------------------
+
+    def _find_list(self) -> bool:
+        """Up to the first event: a list at the top, or `traceEvents` in an object; what comes before is the header."""
+        self._fill()
+        if self._buffer[:3] == b"\xef\xbb\xbf":
+            self._position = 3
+        self._skip_blank()
+        first = self._buffer[self._position : self._position + 1]
+        if first == b"[":
+            self._position += 1
+            return True
+        if first == b"{":
+            self._position += 1
+            if self._read_pairs():
+                return True
+        # not even the header is JSON: look for the list by its name
+        found = _LIST.search(self._buffer, 0, self._filled)
+        if found:
+            self._position = found.end()
+        return found is not None
+
+    def _read_pairs(self) -> bool:
+        """Keys and values of the outermost object into the header, up to and into the list of events (True)."""
+        while True:
+            self._skip_blank(b",")
+            if self._ensure(1) and self._buffer[self._position] != ord('"'):
+                return False
+            key = self._read_value()
+            self._skip_blank(b":")
+            if key is None or not self._ensure(1):
+                return False
+            name = key.strip(b'"').decode("utf-8", "replace")
+            if name == "traceEvents" and self._buffer[self._position] == ord("["):
+                self._position += 1
+                return True
+            value = self._read_value()
+            if value is None:
+                return False
+            self._header[name] = tolerant_json(value)
+
+    def _read_value(self) -> bytes | None:
+        """The bytes of one value, None when it does not end within the window."""
+        while True:
+            end = -1
+            if self._position < self._filled:
+                end = scanner.end_of_value(
+                    self._bytes, self._position, self._filled, self._final, True, self._pending, self._base
+                )
+            if end >= 0:
+                scanner.settle(self._repairs, self._pending, True)
+                value = bytes(self._buffer[self._position : end])
+                self._position = end
+                return value or None
+            scanner.settle(self._repairs, self._pending, False)
+            if self._final or end == -2:
+                return None
+            if self._filled - self._position > self._window // _EVENT_SHARE or not self._fill():
+                return None
+
+    def _skip_blank(self, more: bytes = b"") -> None:
+        while self._ensure(1) and self._buffer[self._position] in b" \t\r\n" + more:
+            self._position += 1
+
+    def _ensure(self, size: int) -> bool:
+        """Are `size` bytes there to look at?"""
+        if self._position + size > self._filled and not self._final:
+            self._fill()
+        return self._position + size <= self._filled
+
+    # -- the list of events ----------------------------------------------------------------------------------------
+
+    def _scan_list(self) -> str:
+        """All events up to the closing bracket; why it ended where there is none, else empty."""
+        while True:
+            status, self._position, rows = scanner.scan(
+                self._bytes, self._position, self._filled, self._final,
+                self._output, self._keys, self._strings, self._state, self._repairs, self._pending,
+            )  # fmt: skip
+            if rows:
+                self._gatherer.add(
+                    self._output, rows, self._buffer, self._strings, int(self._state[scanner.TEXT_COUNT])
+                )
+                _clear(self._output, rows)
+            if status == scanner.END_OF_LIST:
+                return ""
+            if status == scanner.STRINGS_FULL:
+                self._grow_strings()
+            elif status == scanner.SYNTAX:
+                if not self._resume("lost_event", "events make no sense"):
+                    return _NO_BRACKET
+            elif status == scanner.NEED_MORE:
+                longest = self._window // _EVENT_SHARE
+                if self._filled - self._position > longest:
+                    if not self._resume("long_event", f"events are longer than {longest} bytes"):
+                        return _NO_BRACKET
+                elif not self._final:
+                    self._fill()
+                elif not self._damaged_rest() or not self._resume("lost_event", "events make no sense"):
+                    return _NO_BRACKET
+
+    def _damaged_rest(self) -> bool:
+        """The rest of the file is no whole event: is something wrong in it (other events follow), or is its end missing?"""
+        start = self._buffer.find(b"{", self._position, self._filled)
+        return start >= 0 and _NEXT_EVENT.search(self._buffer, start + 1, self._filled) is not None
+
+    def _resume(self, code: str, why: str) -> bool:
+        """Leave out the event at the position; go on at what looks like the next one, or like the end of the list.
+
+        The end is only believed where the file ends too: within an event, a list of objects ends like the list of events.
+        """
+        self._lost.append(Repair(code, f"{why}: left out", 1, self._base + self._position))
+        self._position = max(self._buffer.find(b"{", self._position, self._filled), self._position) + 1
+        while True:
+            event = _NEXT_EVENT.search(self._buffer, self._position, self._filled)
+            if event:
+                self._position = event.end()
+                return True
+            if self._final:
+                end = _END_OF_LIST.search(self._buffer, self._position, self._filled)
+                if end:
+                    self._position = end.end() - 1
+                return end is not None
+            self._position = max(self._position, self._filled - self._window // 4)
+            self._fill()
+
+    def _grow_strings(self) -> None:
+        """Twice the room for strings, up to the cap; then all that are new share one."""
+        old = self._strings
+        if len(old.offsets) >= MAX_TEXTS or len(old.arena) >= MAX_ARENA:
+            self._state[scanner.CAPPED] = 1
+            return
+        count = int(self._state[scanner.TEXT_COUNT])
+        new = _string_table(2 * len(old.offsets), 2 * len(old.arena))
+        new.arena[: len(old.arena)] = old.arena
+        for name in ("offsets", "lengths", "firsts"):
+            getattr(new, name)[:count] = getattr(old, name)[:count]
+        scanner.rehash(old, new)
+        self._strings = new
+
+    def _all_repairs(self) -> list[Repair]:
+        repairs = []
+        for kind, (code, text) in _SAID.items():
+            times, first = int(self._repairs[kind]), int(self._repairs[kind + scanner.REPAIRS])
+            if times:
+                repairs.append(Repair(code, text, times, first))
+        for code in ("lost_event", "long_event"):
+            lost = [repair for repair in self._lost if repair.code == code]
+            if lost:
+                repairs.append(lost[0]._replace(times=len(lost)))
+        return repairs
+
+
+def _output(rows: int) -> scanner.Output:
+    numbers = np.full((len(NUMBERS), rows), MISSING, np.int64)
+    return scanner.Output(numbers, np.full((len(TEXTS), rows), -1, np.int32), np.full((2, rows), -1, np.int64))
+
+
+def _clear(output: scanner.Output, rows: int) -> None:
+    output.numbers[:, :rows] = MISSING
+    output.texts[:, :rows] = -1
+    output.spans[:, :rows] = -1
+
+
+def _string_table(texts: int, arena: int) -> scanner.Strings:
+    return scanner.Strings(
+        np.zeros(4 * texts, np.uint64),
+        np.zeros(4 * texts, np.int32),
+        np.zeros(texts, np.int64),
+        np.zeros(texts, np.int32),
+        np.zeros(texts, np.int64),
+        np.zeros(arena, np.uint8),
+    )
