@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from statistics import quantiles
+from statistics import median, quantiles
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from stepscope.analysis import units
 from stepscope.analysis.causes.blame import Blame, Wait
 from stepscope.analysis.causes.classes import UNSPLIT
 from stepscope.analysis.causes.pipeline import Pipeline
-from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, peers_of
+from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, peers_of
 from stepscope.analysis.causes.summary import Means, counted_rows
 from stepscope.analysis.records import Finding, Health
 from stepscope.tracer.schema import RunMeta
@@ -33,7 +33,7 @@ STANDS_OUT = 1.5
 """A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
 
 ONE_OFF = 0.2
-"""A single wait of this share of the mean step, with nothing like it in another step, is told as a one-off."""
+"""A single wait of this share of the mean step, three times any other of the run, is told as a one-off."""
 
 ENOUGH_STEPS = 3
 
@@ -114,18 +114,20 @@ ADVICE = {
 
 
 def straggler_findings(ground: Ground) -> list[Finding]:
-    """One finding for every rank that keeps others waiting in most steps, or very long in one."""
+    """One finding for every rank that keeps others waiting in most steps; else, for a wait without equal, its one-off."""
     ranks, steps = ground.means.ranks, ground.means.steps
     costs = sorted([one.cost_ns_per_step for one in ground.stragglers] + [0] * (len(ranks) - len(ground.stragglers)))
     typical = costs[(len(costs) - 1) // 2] if costs else 0
+    waits = {one.rank: [ground.blame.longest_wait_for(one.rank, step) for step in steps] for one in ground.stragglers}
+    every = sorted(wait for line in waits.values() for wait in line)
     found = []
     for one in ground.stragglers:
-        waits = [ground.blame.longest_wait_for(one.rank, step) for step in steps]
-        usual = quantiles(waits, n=4)[0] if len(waits) > 1 else float(waits[0])
+        mine = waits[one.rank]
+        usual = quantiles(mine, n=4)[0] if len(mine) > 1 else float(mine[0])
         if usual >= LEAST_SHARE * ground.step_ns and one.cost_ns_per_step >= STANDS_OUT * typical:
-            found.append(_persistent(ground, one, sum(waits) / len(waits)))
-        elif len(waits) > 1 and max(waits) >= ONE_OFF * ground.step_ns and max(waits) > 3 * sorted(waits)[-2]:
-            found.append(_one_off(ground, one, waits))
+            found.append(_persistent(ground, one, median(mine)))
+        elif len(steps) > 1 and max(mine) == every[-1] >= ONE_OFF * ground.step_ns and every[-1] > 3 * every[-2]:
+            found.append(_one_off(ground, one, mine))
     return found
 
 
@@ -137,7 +139,7 @@ def _name(ground: Ground, rank: int) -> str:
 
 def _persistent(ground: Ground, one: Straggler, cost: float) -> Finding:
     why = _why(ground, one)
-    others = ground.parts["match_id"].nunique() if len(ground.parts) else 0
+    others = ground.parts[ground.parts["step"].isin(ground.means.steps)]["match_id"].nunique()
     last = f"; last to arrive in {one.last_arrivals} of {others} communications" if one.last_arrivals else ""
     text = f"{_name(ground, one.rank)} keeps others waiting for {units.duration(cost)} a step{why}{last}"
     confidence = ground.sure if one.cause else "medium"
@@ -151,7 +153,7 @@ def _why(ground: Ground, one: Straggler) -> str:
         return ""
     rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
     peers = peers_of(one.rank, ground.means.ranks, ground.stage_of)
-    columns = [name for name, cause in CAUSES.items() if cause == one.cause]
+    columns = [name for name in comparable(one.rank, peers, ground.stage_of) if CAUSES[name] == one.cause]
     ledger = Excess(rows)
     excess, column = max((ledger.of(one.rank, peers, name), name) for name in columns)
     phase = ""

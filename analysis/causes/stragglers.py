@@ -65,7 +65,7 @@ def stragglers(
         if cost or last:
             wait = sum(blame.longest_wait_for(rank, step) for step in steps) / len(steps)
             matters = wait >= NEGLIGIBLE * mean_step
-            cause = cause_of(excess, rank, peers_of(rank, ranks, group_of), wait) if matters else None
+            cause = cause_of(excess, rank, peers_of(rank, ranks, group_of), wait, group_of) if matters else None
             found.append(Straggler(rank, last, cost, cause))
     return tuple(sorted(found, key=lambda one: (-one.cost_ns_per_step, -one.last_arrivals, one.rank)))
 
@@ -74,6 +74,15 @@ def peers_of(rank: int, ranks: Sequence[int], group_of: Callable[[int], Hashable
     """The other ranks with the same work; all other ranks where there is none."""
     others = [other for other in ranks if other != rank]
     return [other for other in others if group_of(other) == group_of(rank)] or others
+
+
+def comparable(rank: int, peers: Sequence[int], group_of: Callable[[int], Hashable]) -> list[str]:
+    """The columns of CAUSES in which a rank may be set beside its peers (at least one).
+
+    When a step begins tells something only beside ranks with the same work: stages begin one after the other.
+    """
+    alike = group_of(peers[0]) == group_of(rank)
+    return [column for column in CAUSES if alike or column != "start_ns"]
 
 
 class Excess:
@@ -86,8 +95,8 @@ class Excess:
     def of(self, rank: int, peers: Sequence[int], column: str) -> float:
         """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns; 0 without peers."""
         if column not in self._tables:
-            pivot = {"index": "step", "columns": "rank", "values": column}
-            self._tables[column] = self._rows.pivot_table(**pivot, aggfunc="sum", sort=False)
+            by_step = self._rows.groupby(["step", "rank"], sort=False)[column].sum()
+            self._tables[column] = by_step.unstack("rank")
         table = self._tables[column]
         if not peers or rank not in table:
             return 0.0
@@ -95,10 +104,12 @@ class Excess:
         return float(np.nanmean(table[rank].to_numpy(float) - others))
 
 
-def cause_of(excess: Excess, rank: int, peers: Sequence[int], wait_ns: float) -> str | None:
+def cause_of(
+    excess: Excess, rank: int, peers: Sequence[int], wait_ns: float, group_of: Callable[[int], Hashable]
+) -> str | None:
     """Where `rank` exceeds its peers most; None where nothing explains the `wait_ns` that others wait for it."""
     if wait_ns <= 0 or not peers:
         return None
-    amounts = {column: excess.of(rank, peers, column) for column in CAUSES}
+    amounts = {column: excess.of(rank, peers, column) for column in comparable(rank, peers, group_of)}
     largest = max(amounts, key=lambda column: amounts[column])
     return CAUSES[largest] if amounts[largest] >= LEAST_SHARE * wait_ns else None
