@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from stepscope.parallel_runtime import clip, grad_sync
 from stepscope.parallel_runtime.comm import PIPELINE_STREAMS, Comm
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
+from stepscope.parallel_runtime.cp import context_parallel
+from stepscope.parallel_runtime.cp.layouts import positions_of
 from stepscope.parallel_runtime.data import Batch, local_batch
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.dp.data_parallel import DataParallel
@@ -56,13 +58,22 @@ class Configuration:
 
 def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> tuple[str, ...]:
     """Every stream that the program may use, the same on all ranks; those over one rank cost nothing."""
-    streams = ["loss", "dp", "tp", *PIPELINE_STREAMS, *grad_sync.streams_of(model, parallel)]
+    streams = [
+        "loss",
+        grad_sync.gradient_view(parallel),
+        "tp",
+        *context_parallel.streams_of(parallel),
+        *PIPELINE_STREAMS,
+    ]
+    streams += grad_sync.streams_of(model, parallel)
     return (*streams, "clip") if train.clip > 0.0 else tuple(streams)
 
 
 def seams_of(parallel: ParallelConfig, comm: Comm) -> Seams:
     """What the layout puts into the model."""
     seams = Seams()
+    if parallel.cp > 1:
+        seams = context_parallel.seams(parallel, comm, seams)
     if parallel.tp > 1:
         seams = (SequenceParallel if parallel.sp else TensorParallel)(comm).seams(seams)
     return seams
@@ -99,7 +110,10 @@ class Program:
     def batch(self, step: int) -> Batch:
         """This rank's part of the step's data; each rank knows the valid tokens of all, so nothing is asked."""
         c = self.configuration
-        return local_batch(c.model, c.train, c.parallel.dp, self.comm.index("dp"), step, self.device)
+        held = None
+        if c.parallel.cp > 1:
+            held = positions_of(c.parallel.cp_layout, c.parallel.cp, self.comm.index("cp"), c.model.seq)
+        return local_batch(c.model, c.train, c.parallel.dp, self.comm.index("dp"), step, self.device, held)
 
     def clip(self) -> Tensor | None:
         """Clip the gradients where the configuration says so; the global norm."""
@@ -136,7 +150,9 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
         comm=comm,
         device=where,
         chunks=chunks,
-        gradients=DataParallel(parameters, comm, round(parallel.bucket_mb * 1e6), parallel.overlap),
+        gradients=DataParallel(
+            parameters, comm, round(parallel.bucket_mb * 1e6), parallel.overlap, grad_sync.gradient_view(parallel)
+        ),
         executor=PipelineExecutor(
             chunks,
             tables_of(parallel, train)[stage],

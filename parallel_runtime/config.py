@@ -13,6 +13,8 @@ from typing import Any
 
 NORMS = ("rmsnorm", "layernorm")
 ACTIVATIONS = ("swiglu", "gelu")
+CP_MODES = ("ring", "ulysses", "allgather")
+CP_LAYOUTS = {"contiguous": 1, "zigzag": 2}  # pieces of the sequence that each rank holds
 SCHEDULES = ("naive", "gpipe", "1f1b")
 LATER_SCHEDULES = ("interleaved", "zb-h1")
 RECOMPUTE = ("none", "selective", "full")
@@ -97,6 +99,8 @@ class ParallelConfig:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    cp_mode: str = "ring"  # how attention sees the whole sequence
+    cp_layout: str = "zigzag"  # which positions each rank holds
     ep: int = 1
     tp: int = 1
     sp: bool = False  # sequence parallel regions inside tp
@@ -112,7 +116,6 @@ class ParallelConfig:
         for name in ("pp", "dp", "cp", "ep", "tp", "chunks"):
             _at_least(name, getattr(self, name), 1)
         for name, what in (
-            ("cp", "context parallelism"),
             ("ep", "expert parallelism"),
             ("chunks", "interleaving"),
         ):
@@ -125,6 +128,8 @@ class ParallelConfig:
         if self.schedule in LATER_SCHEDULES:
             raise ValueError(f"schedule {self.schedule} is not built yet: take 1f1b")
         _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("cp_mode", self.cp_mode, CP_MODES)
+        _one_of("cp_layout", self.cp_layout, tuple(CP_LAYOUTS))
         _one_of("recompute", self.recompute, RECOMPUTE)
         if self.bucket_mb <= 0.0:
             raise ValueError(f"bucket_mb {self.bucket_mb} must be positive: a tiny value gives one bucket a parameter")
@@ -217,6 +222,7 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
             f"pp {parallel.pp} stages need a layer each, the model has {model.layers}: take pp {model.layers}"
         )
     _check_tensor_parallel(model, parallel)
+    _check_context_parallel(model, parallel)
     if parallel.split and sum(parallel.split) != model.layers:
         raise ValueError(f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}")
     for name in ("slow_rank", "late_rank"):
@@ -239,6 +245,29 @@ def _check_tensor_parallel(model: ModelConfig, parallel: ParallelConfig) -> None
     if parallel.sp and model.seq % pieces:
         longer = -(-model.seq // pieces) * pieces
         raise ValueError(f"sp cuts sequences of {model.seq} tokens into {pieces} equal parts: take seq {longer}")
+
+
+def _check_context_parallel(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """cp cuts the sequence into equal pieces; ulysses cuts the heads as well, in the middle of attention."""
+    if parallel.cp == 1:
+        return
+    each = CP_LAYOUTS[parallel.cp_layout]
+    pieces = each * parallel.cp
+    if model.seq % pieces:
+        longer = -(-model.seq // pieces) * pieces
+        fewer = [n for n in range(2, parallel.cp) if model.seq % (each * n) == 0]
+        other = "contiguous" if each > 1 and model.seq % parallel.cp == 0 else ""
+        ways = [f"seq {longer}", *(f"cp {n}" for n in fewer[-1:]), *(f"cp_layout {name}" for name in [other] if name)]
+        raise ValueError(
+            f"cp {parallel.cp} with the {parallel.cp_layout} layout cuts a sequence into {pieces} equal pieces, and seq"
+            f" is {model.seq}: take {' or '.join(ways)}"
+        )
+    heads = model.kv_heads // parallel.tp  # query heads are a multiple
+    if parallel.cp_mode == "ulysses" and heads % parallel.cp:
+        legal = [n for n in range(1, heads + 1) if heads % n == 0 and model.seq % (each * n) == 0]
+        nearest = min(legal, key=lambda n: (abs(n - parallel.cp), n))
+        held = f"kv_heads {model.kv_heads}" + (f" / tp {parallel.tp} = {heads}" if parallel.tp > 1 else "")
+        raise ValueError(f"cp {parallel.cp} in mode ulysses must divide {held}: take cp {nearest}, or cp_mode ring")
 
 
 def as_dictionaries(

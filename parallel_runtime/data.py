@@ -122,13 +122,21 @@ def local_batch(
     dp_index: int,
     step: int,
     device: torch.device | str = "cpu",
+    positions: Sequence[int] | None = None,
 ) -> Batch:
-    """The microbatches of data parallel rank `dp_index`: a contiguous part of the global batch."""
+    """The microbatches of data parallel rank `dp_index`: a contiguous part of the global batch.
+
+    `positions`: those of each sequence that a rank of cp holds (cp/layouts.py); None: all.
+    """
     size, count = train.microbatch_size, train.microbatches
     first = dp_index * size * count
     tokens_GS, targets_GS = sequences(model, train, step, range(first, first + size * count))
-    positions_S = torch.arange(model.seq).to(device)
     numbers_GS = token_numbers(model, train, dp, step, range(first, first + size * count))
+    held_S = torch.arange(model.seq)
+    if positions is not None:
+        held_S = torch.tensor(positions)
+        tokens_GS, targets_GS, numbers_GS = (whole[:, held_S] for whole in (tokens_GS, targets_GS, numbers_GS))
+    positions_S = held_S.to(device)
     microbatches = tuple(
         Microbatch(
             tokens.t().contiguous().to(device), targets.t().contiguous().to(device), positions_S, named.t().to(device)

@@ -7,6 +7,9 @@ Data parallelism (dp/) does that for ranks that saw other tokens; this list hold
     sp          what every rank of tp holds whole (norms, biases after a sum) saw its own part of the sequence only
 
 They run after DP has finished: sums commute, and each replica has the same two parts.
+
+Ranks of cp saw other tokens as those of dp did, so data parallelism sums over both in one operation (`gradient_view`):
+two sums, one after the other, would give the same and send more, (n - 1) / n of every gradient for each axis.
 """
 
 from __future__ import annotations
@@ -20,6 +23,14 @@ from torch import nn
 from stepscope.parallel_runtime.comm import Comm
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig
 from stepscope.parallel_runtime.layout import EMBEDDING, is_cut
+
+
+def gradient_view(parallel: ParallelConfig) -> str:
+    """The mesh view whose ranks hold the same parameters and saw other tokens: gradients are summed over it.
+
+    With cp its groups are those of dp x cp, also where dp is 1; its stream is not the one that attention uses.
+    """
+    return "dp_cp" if parallel.cp > 1 else "dp"
 
 
 class Reduction(NamedTuple):

@@ -11,6 +11,8 @@ from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, Train
 def layout_name(parallel: ParallelConfig) -> str:
     """The parallel layout in a word: `dp2-pp2-1f1b`; `single` for one rank."""
     words = [f"{axis}{size}" for axis in ("dp", "tp", "cp", "ep", "pp") if (size := getattr(parallel, axis)) > 1]
+    if parallel.cp > 1:
+        words += [parallel.cp_mode, parallel.cp_layout]
     if parallel.sp:
         words.append("sp")
     if parallel.zero:

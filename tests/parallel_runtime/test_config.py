@@ -47,7 +47,8 @@ def test_illegal_models(arguments: dict, message: str) -> None:
     [
         ({"dp": 0}, "dp 0 must be at least 1: take 1"),
         ({"recompute": "all"}, "take one of none, selective, full"),
-        ({"cp": 2}, "context parallelism is not built yet"),
+        ({"cp_mode": "star"}, "cp_mode 'star' is unknown: take one of ring, ulysses, allgather"),
+        ({"cp_layout": "striped"}, "take one of contiguous, zigzag"),
         ({"ep": 2}, "expert parallelism is not built yet"),
         ({"sp": True}, "tp is 1: take tp 2, or leave sp out"),
         ({"zero": 1}, "ZeRO is not built yet"),
@@ -114,6 +115,30 @@ def test_illegal_cuts(model: ModelConfig, tp: int, sp: bool, message: str) -> No
         check(model, ParallelConfig(tp=tp, sp=sp), TrainConfig())
 
 
+CP = ParallelConfig
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model", "message"),
+    [
+        (CP(cp=2), {"seq": 66}, "zigzag layout cuts a sequence into 4 equal pieces, and seq is 66: take seq 68"),
+        (CP(cp=2), {"seq": 66}, "or cp_layout contiguous$"),
+        (CP(cp=3), {"seq": 64}, "into 6 equal pieces, and seq is 64: take seq 66 or cp 2$"),
+        (CP(cp=3, cp_layout="contiguous"), {"seq": 64}, "into 3 equal pieces, and seq is 64: take seq 66 or cp 2$"),
+        (CP(cp=4, cp_mode="ulysses"), {}, "cp 4 in mode ulysses must divide kv_heads 2: take cp 2, or cp_mode ring"),
+        (CP(cp=2, tp=2, cp_mode="ulysses"), {}, "must divide kv_heads 2 / tp 2 = 1: take cp 1, or cp_mode ring"),
+        (CP(cp=2, tp=2, sp=True), {"seq": 66}, "sp cuts sequences of 66 tokens into 4 equal parts: take seq 68"),
+    ],
+)
+def test_illegal_context_parallelism(parallel: ParallelConfig, model: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(ModelConfig(**model), parallel, TrainConfig())
+
+
+def test_a_sequence_that_cp_does_not_cut_may_be_odd() -> None:
+    check(ModelConfig(seq=9), ParallelConfig(dp=2), TrainConfig())
+
+
 def test_layers_of_each_stage() -> None:
     layers = [list(ParallelConfig(pp=3).layers_of(stage, 8)) for stage in range(3)]
     assert layers == [[0, 1, 2], [3, 4, 5], [6, 7]]
@@ -158,6 +183,7 @@ def test_names_come_from_the_layout() -> None:
     assert layout_name(ParallelConfig()) == "single"
     assert layout_name(ParallelConfig(dp=2, pp=2, schedule="gpipe")) == "dp2-pp2-gpipe"
     assert layout_name(ParallelConfig(dp=4, overlap=False)) == "dp4-no-overlap"
+    assert layout_name(ParallelConfig(cp=2, pp=2)) == "cp2-pp2-ring-zigzag-1f1b"
     train = TrainConfig(microbatches=8, slow_rank=1, slow_ms=30.0)
     assert run_name("tiny", ModelConfig(), ParallelConfig(dp=4), train) == "dp4-m8-tiny-slow1"
 
