@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,20 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
 def parameter_count(config: ModelConfig) -> int:
     """Parameters of the whole model; a tied embedding counts once."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+def stage_shapes(config: ModelConfig, layers: Iterable[int], first: bool, last: bool) -> dict[str, Shape]:
+    """The same of one slice of the model (stage.Stage), in no particular order; a tied embedding is on both ends."""
+    numbers = set(layers)
+
+    def here(name: str) -> bool:
+        if name.startswith("layers."):
+            return int(name.split(".")[1]) in numbers
+        if name == "embedding.weight":
+            return first or (last and config.tied)
+        return last
+
+    return {name: shape for name, shape in parameter_shapes(config).items() if here(name)}
 
 
 def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -13,7 +13,13 @@ from stepscope.parallel_runtime import reference
 from stepscope.parallel_runtime.config import ModelConfig, TrainConfig
 from stepscope.parallel_runtime.data import IGNORED, best_loss, local_batch, sequences
 from stepscope.parallel_runtime.model.attention import attention, rotate, rotation_of
-from stepscope.parallel_runtime.model.initial import initial_value, initialise, parameter_count, parameter_shapes
+from stepscope.parallel_runtime.model.initial import (
+    initial_value,
+    initialise,
+    parameter_count,
+    parameter_shapes,
+    stage_shapes,
+)
 from stepscope.parallel_runtime.model.layers import FeedForward, Norm
 from stepscope.parallel_runtime.model.seams import Seams, summed_loss
 from stepscope.parallel_runtime.model.stage import Stage
@@ -168,6 +174,9 @@ def test_slices_together_are_the_model(config):
         initialise(part, config, seed=0)
         x = part(x, batch, 24)
     torch.testing.assert_close(x, whole(None, batch, 24), rtol=0, atol=0)
+    for i, part in enumerate(parts):
+        shapes = {name: tuple(p.shape) for name, p in part.named_parameters()}
+        assert shapes == stage_shapes(config, [i], i == 0, i == 2)
     names = [name for part in parts for name, _ in part.named_parameters()]
     assert set(names) == set(parameter_shapes(config))
     assert len(names) - len(set(names)) == config.tied
