@@ -79,12 +79,15 @@ class Device:
             torch.cuda.synchronize(self.index)
 
     def busy(self, milliseconds: float) -> None:
-        """Real work of about this long on the compute stream, without holding the interpreter: an injected cause."""
+        """Real work of about this long on the compute stream, without holding the interpreter: an injected cause.
+
+        On CPU it is time of a core, not of the clock: where ranks share cores, a rank with more work gets no larger share.
+        """
         if self.kind == "cuda":
             clock: Any = torch.cuda.get_device_properties(self.index)
             torch.cuda._sleep(int(milliseconds * getattr(clock, "clock_rate", 1_500_000)))  # cycles; clock_rate in kHz
         elif self.kind == "cpu":
-            end = time.perf_counter_ns() + int(milliseconds * 1e6)
+            end = time.thread_time_ns() + int(milliseconds * 1e6)
             work = torch.ones(_BUSY_SIDE, _BUSY_SIDE)
-            while time.perf_counter_ns() < end:
+            while time.thread_time_ns() < end:
                 torch.mm(work, work)
