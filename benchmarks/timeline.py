@@ -35,10 +35,11 @@ import synthetic
 MOVES = """
 async (moves) => {
   const T = stepscope.primary(), sleep = (ms) => new Promise((r) => setTimeout(r, ms));
-  const whole = [0, T.meta.span_ns], found = [];
+  const found = [];
   for (const [kind, at, width] of moves) {
-    const before = T.paints.length, fetches = T.feed.fetches, began = performance.now();
-    if (kind === "zoom") { const span = T.meta.span_ns * width; T.view.set(at * T.meta.span_ns - span / 2, at * T.meta.span_ns + span / 2); }
+    const fetches = T.feed.fetches, began = performance.now();
+    const middle = at * T.meta.span_ns, half = T.meta.span_ns * width / 2;
+    if (kind === "zoom") T.view.set(middle - half, middle + half);
     else if (kind === "pan") T.view.pan(T.view.span * (at - 0.5));
     else T.scrollBy((at - 0.5) * 4000);
     while (T.queued) await sleep(0);

@@ -296,7 +296,7 @@ def _run(app: Dash, catalogue: Catalogue) -> None:
             className="ss-grid",
         )
         where = f"between {units.duration(start)} and {units.duration(end)}"
-        listed = f"{units.count(total)} operations {where}" + (
+        listed = f"{total:,} operations {where}".replace(",", "\u202f") + (
             f", the longest {len(rows)} listed" if total > len(rows) else ""
         )
         return grid, listed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.dashboard.loaded import LoadedRun, Progress, load
+from stepscope.dashboard.loaded import LoadedRun, Progress, Summary, load
 from stepscope.dashboard.security import inside
 from stepscope.tracer.schema import RUN_FILE, STORE_DIRECTORY, RunMeta
 
@@ -45,7 +45,8 @@ class Opening:
     stamp: tuple[int, ...]
     text: str = "waiting"
     share: float = 0.0
-    loaded: LoadedRun | None = None
+    loaded: LoadedRun | None = None  # forgotten again when too many runs are in memory
+    summary: Summary | None = None  # stays
     error: str = ""
     done: threading.Event = field(default_factory=threading.Event)
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -124,13 +125,20 @@ class Catalogue:
             return None
         with self._lock:
             opening = self._openings.get(run_id)
-            if opening is None or opening.stamp != found.stamp or opening.cancel.is_set():
+            gone = opening is not None and opening.summary is not None and opening.loaded is None
+            if opening is None or opening.stamp != found.stamp or opening.cancel.is_set() or gone:
                 opening = Opening(found.stamp)
                 self._openings[run_id] = opening
                 threading.Thread(target=self._work, args=(found, opening), name=f"open {run_id}", daemon=True).start()
             self._openings.move_to_end(run_id)
             self._evict()
         return opening
+
+    def glance(self, found: Found) -> Opening | None:
+        """The run's summary, or how far it is; begins to open a run that nobody has opened, but none anew."""
+        with self._lock:
+            opening = self._openings.get(found.id)
+        return opening if opening is not None and opening.stamp == found.stamp else self.open(found.id)
 
     def loaded(self, run_id: str) -> LoadedRun | None:
         """The run when it is already laid out, else None."""
@@ -150,13 +158,16 @@ class Catalogue:
     def _evict(self) -> None:
         ready = [run_id for run_id, opening in self._openings.items() if opening.loaded is not None]
         for run_id in ready[: max(0, len(ready) - MAX_LOADED)]:
-            del self._openings[run_id]
+            self._openings[run_id].loaded = None
 
     def _work(self, found: Found, opening: Opening) -> None:
         try:
             with self._turn:
                 opening.progress("reading the rank files", 0.0)
-                opening.loaded = self._opener(found.id, found.path, opening.progress)
+                loaded = self._opener(found.id, found.path, opening.progress)
+            opening.summary, opening.loaded = loaded.summary(), loaded
+            with self._lock:
+                self._evict()
         except Cancelled:
             opening.error = "opening was cancelled"
         except (StepscopeError, ValueError, OSError) as error:

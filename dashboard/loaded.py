@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from stepscope.analysis.records import Health
+from stepscope.analysis.report import view
 from stepscope.analysis.run import Run
 from stepscope.dashboard import text
 from stepscope.dashboard.level_of_detail import Track
 from stepscope.dashboard.tracks import Clock, Labels, Segments, build_tracks
+from stepscope.tracer.schema import RunMeta
 
 Progress = Callable[[str, float], None]
 """Told what is being done and how much of it is (0 to 1); may raise to cancel."""
@@ -62,6 +65,16 @@ class Parts:
         return self.frame.iloc[self._by_match[first:last]]
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What the page of all runs says of one."""
+
+    meta: RunMeta
+    health: Health
+    bar: view.Bar | None  # the mean step; None without a whole one
+    scope: str
+
+
 @dataclass
 class LoadedRun:
     """Everything the dashboard shows of one run. Track ids count through `tracks`; times there count from `origin`."""
@@ -78,6 +91,10 @@ class LoadedRun:
     of_rank: dict[int, range] = field(default_factory=dict)  # rank -> its track ids
     steps: list[dict[str, Any]] = field(default_factory=list)  # step, start, end over all ranks
     bounds: dict[int, list[int]] = field(default_factory=dict)  # rank -> starts of its steps and the last end
+
+    def summary(self) -> Summary:
+        """What a card shows, small enough to be kept of every run."""
+        return Summary(self.run.meta, self.report.health, view.mean_bar(self.report), view.scope(self.report))
 
     def rank_label(self, rank: int) -> str:
         """`pp1 dp0`, empty without a recorded mesh."""

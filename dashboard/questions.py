@@ -125,13 +125,16 @@ def locate(loaded: LoadedRun, rank: int, op_id: int | None, start: int) -> tuple
 def table(
     loaded: LoadedRun, wanted: str, start: int, end: int, ranks: Iterable[int] | None = None
 ) -> tuple[list[dict[str, Any]], int]:
-    """The longest events that touch `[start, end)` and whose label holds `wanted`: rows and how many there are."""
+    """The longest events that touch `[start, end)` and whose label holds `wanted`: rows and how many there are.
+
+    Host rows (annotations that span whole steps) are listed only where something is searched for.
+    """
     labels = loaded.labels.containing(wanted)
     chosen = set(loaded.run.ranks if ranks is None else ranks)
     candidates: list[tuple[int, int, int]] = []
     total = 0
     for track_id, track in enumerate(loaded.tracks):
-        if track.rank not in chosen or track.role == "terms":
+        if track.rank not in chosen or (track.role == "host" and not wanted):
             continue
         low, high = track.window(start, end)
         index = np.arange(low, high)

@@ -52,7 +52,10 @@
       const widest = Math.max(...this.meta.ranks.slice(0, 2000).map((r) => `rank ${r.rank} · ${r.label}`.length).concat(8));
       const sample = this.meta.ranks.find((r) => `rank ${r.rank} · ${r.label}`.length === widest);
       const text = sample ? `rank ${sample.rank} · ${sample.label}` : "rank 0";
-      return Math.round(Math.min(240, Math.max(120, this.base.measureText(text).width + 52)));
+      const rank = this.base.measureText(text).width + 52;
+      this.base.font = `400 10.5px ${S.FONT}`;
+      const lanes = this.meta.ranks.slice(0, 64).flatMap((r) => r.tracks.map(([, , label]) => this.base.measureText(label).width + 34));
+      return Math.round(Math.min(240, Math.max(120, rank, Math.min(190, ...lanes.length ? [Math.max(...lanes)] : [0]))));
     }
 
     // ---- geometry ---------------------------------------------------------------------------------------------------
@@ -63,7 +66,8 @@
     resize() {
       if (!this.meta) return;
       const rect = this.element.getBoundingClientRect();
-      const most = parseFloat(getComputedStyle(this.element).getPropertyValue("--most")) || 560;
+      const share = parseFloat(getComputedStyle(this.element).getPropertyValue("--most")) || 0.66; // of the window's height
+      const most = Math.round(Math.max(300, share * window.innerHeight));
       this.layout.arrange(Math.max(160, most - S.TOP));
       const height = Math.round(Math.min(most, Math.max(200, S.TOP + this.layout.height + this.layout.pinHeight)));
       if (height !== Math.round(rect.height)) this.element.style.height = `${height}px`;

@@ -8,7 +8,7 @@
     o.clearRect(0, 0, W, H);
     if (!T.meta || !K.card) return;
     o.save();
-    o.beginPath(); o.rect(G, S.TOP, W - G, H - S.TOP); o.clip();
+    o.beginPath(); o.rect(G, S.TOP, W - G, H - S.TOP); o.clip(); // partners off the screen are reached by their lines
     hits(T);
     if (T.selected) selection(T);
     o.restore();
@@ -26,6 +26,11 @@
     const y = pinned ? S.TOP + row.y : body + row.y - T.scroll;
     return !pinned && (y + row.h < body || y > T.height) ? null : y;
   };
+  /** The same for a row that may lie above or below what is shown. */
+  function anywhere(T, row) {
+    const y = S.rowTop(T, row), body = S.TOP + T.layout.pinHeight;
+    return y === null ? body + row.y - T.scroll : y;
+  }
 
   function hits(T) {
     const D = T.feed.data, o = T.over;
@@ -59,8 +64,7 @@
   function mark(T, part) {
     let row = T.layout.byTrack.get(part.track);
     if (!row) row = [...T.layout.rows, ...T.layout.pinRows].find((r) => r.rank === part.rank && r.head); // its rank is folded
-    const y = row ? S.rowTop(T, row) : null;
-    return y === null ? null : { part, row, y, from: clamp(T, part.start), turn: clamp(T, part.turn), to: clamp(T, part.end) };
+    return !row ? null : { part, row, y: anywhere(T, row), from: clamp(T, part.start), turn: clamp(T, part.turn), to: clamp(T, part.end) };
   }
   const clamp = (T, t) => Math.max(T.gutter - 60, Math.min(T.width + 60, T.x(t)));
 

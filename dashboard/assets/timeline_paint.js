@@ -206,7 +206,7 @@
       const next = T.meta.steps[i + 1], x = T.x(step.start), end = T.x(next ? Math.max(next.start, step.start) : step.end);
       if (end < G || x > W) return;
       if (i % 2 === 0) { c.fillStyle = K.lane; c.fillRect(x, y0 + 1, end - x, STEPS - 2); }
-      c.fillStyle = K.step; c.fillRect(Math.round(x), y0 + 1, 1, STEPS + TICKS - 2);
+      c.fillStyle = K.step; c.fillRect(Math.round(x), y0 + 1, 1, STEPS - 1);
       const left = Math.max(x, G) + 5, text = step.step === "all" ? "whole trace (no step annotation)" : `step ${step.step}`;
       c.font = `600 11px ${FONT}`;
       const short = c.measureText(text).width + 8 < end - left ? text : String(step.step);

@@ -68,10 +68,9 @@ def stacked_bar(parts: Sequence[tuple[str, float]], total: float, label: str, bi
 
     `label` says what it is of. Wide pieces carry their name; every piece has its numbers as tooltip.
     """
+    parts = [(part, ns) for part, ns in parts if ns >= 0.5]  # less than half a nanosecond is rounding
     pieces = []
     for part, ns in parts:
-        if ns <= 0:
-            continue
         category = theme.BY_KEY[category_of(part)]
         share = ns / total if total else 0.0
         words = f"{category.label} {units.duration(ns)}, {units.share(share)}"
@@ -87,9 +86,7 @@ def stacked_bar(parts: Sequence[tuple[str, float]], total: float, label: str, bi
             )
         )
     spoken = ", ".join(
-        f"{theme.BY_KEY[category_of(part)].label} {units.share(ns / total if total else None)}"
-        for part, ns in parts
-        if ns
+        f"{theme.BY_KEY[category_of(part)].label} {units.share(ns / total if total else None)}" for part, ns in parts
     )
     return html.Div(
         pieces,

@@ -124,7 +124,7 @@ def _detail(bar: view.Bar, means: Mapping[str, Any]) -> list[Any]:
             [parts.term(name, "other compute" if name == "other" else None), html.B(units.duration(bar.parts[name]))]
         )
         for name in view.COMPUTE_PARTS
-        if bar.parts.get(name)
+        if bar.parts.get(name, 0.0) >= 0.5  # less than that is rounding
     ]
     beside = [
         html.Span([parts.term(name), html.B(units.duration(float(means[f"{name}_ns"])))])

@@ -9,9 +9,9 @@ from urllib.parse import quote
 from dash import dcc, html
 
 from stepscope.analysis import units
-from stepscope.analysis.report import view
 from stepscope.dashboard import text
 from stepscope.dashboard.catalogue import Catalogue, Found, Opening
+from stepscope.dashboard.loaded import Summary
 from stepscope.dashboard.pages import parts
 
 REFRESH_MS = 2500
@@ -70,7 +70,7 @@ def cards(catalogue: Catalogue) -> list[Any]:
             )
         ]
     head = ("", "Run", "Mesh", "Source", "Health", "Step time", "Where the mean step goes", "Recorded")
-    rows = [_row(run, None if run.error else catalogue.open(run.id)) for run in found]
+    rows = [_row(run, None if run.error else catalogue.glance(run)) for run in found]
     return [
         html.Table(
             [
@@ -88,7 +88,7 @@ def cards(catalogue: Catalogue) -> list[Any]:
 
 def _row(run: Found, opening: Opening | None) -> html.Tr:
     name = text.name(run.meta.name if run.meta else run.path.name, 80)
-    loaded = opening.loaded if opening else None
+    summary = opening.summary if opening else None
     error = run.error or (opening.error if opening else "")
     pick = dcc.Checklist(
         options=[{"label": html.Span(f"compare {name}", className="ss-visually-hidden"), "value": run.id}],
@@ -104,7 +104,7 @@ def _row(run: Found, opening: Opening | None) -> html.Tr:
             html.Small(run.id) if run.id != name else None,
         ]
     )
-    meta = loaded.run.meta if loaded else run.meta
+    meta = summary.meta if summary else run.meta
     mesh = (
         [html.Span(text.mesh_label(meta.mesh, meta.world_size)), html.Small(f"{meta.world_size} ranks")]
         if meta
@@ -112,15 +112,15 @@ def _row(run: Found, opening: Opening | None) -> html.Tr:
     )
     if error:
         what: list[Any] = [html.Td(html.Div(text.name(error, 500), className="ss-error"), colSpan=2)]
-    elif loaded is None:
+    elif summary is None:
         doing = f"{opening.text} ({units.share(opening.share)})" if opening else "waiting"
         what = [
             html.Td(units.DASH, className="ss-num"),
             html.Td(html.Span([html.I(className="ss-spinner"), doing], className="ss-of")),
         ]
     else:
-        what = _time(loaded.report)
-    health = parts.health_badge(loaded.report.health if loaded else None, error) if loaded or error else units.DASH
+        what = _time(summary)
+    health = parts.health_badge(summary.health if summary else None, error) if summary or error else units.DASH
     return html.Tr(
         [
             html.Td(pick),
@@ -135,13 +135,13 @@ def _row(run: Found, opening: Opening | None) -> html.Tr:
     )
 
 
-def _time(report: Any) -> list[Any]:
-    bar = view.mean_bar(report)
+def _time(summary: Summary) -> list[Any]:
+    bar = summary.bar
     if bar is None:
         return [html.Td(units.DASH, className="ss-num"), html.Td("no whole step", className="ss-of")]
     return [
         html.Td(html.B(units.duration(bar.total_ns)), className="ss-num"),
-        html.Td(parts.stacked_bar(list(bar.parts.items()), bar.total_ns, view.scope(report)), className="ss-bar-cell"),
+        html.Td(parts.stacked_bar(list(bar.parts.items()), bar.total_ns, summary.scope), className="ss-bar-cell"),
     ]
 
 

@@ -105,6 +105,28 @@ def test_a_run_that_changed_is_opened_anew(tmp_path: Path):
     assert second is not None and second is not first
 
 
+def test_forgotten_runs_keep_their_card_and_are_not_opened_anew_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("stepscope.dashboard.catalogue.MAX_LOADED", 1)
+    for name in ("a", "b"):
+        write_run(tmp_path / name)
+    calls: list[str] = []
+
+    def counted(run_id: str, path: Path, progress: Progress) -> LoadedRun:
+        calls.append(run_id)
+        return small(run_id, path, progress)
+
+    catalogue = Catalogue(tmp_path, counted)
+    for found in [*catalogue.found(), *catalogue.found(), *catalogue.found()]:
+        glance = catalogue.glance(found)
+        assert glance is not None and glance.done.wait(20) and glance.summary is not None
+    assert sorted(calls) == ["a", "b"]
+    loaded = [name for name in "ab" if catalogue.loaded(name) is not None]
+    assert len(loaded) == 1
+    (gone,) = {"a", "b"} - set(loaded)
+    again = catalogue.open(gone)
+    assert again is not None and again.done.wait(20) and again.loaded is not None and len(calls) == 3
+
+
 @pytest.mark.parametrize("bad", ["..", "../secret", "a/../../secret", "/etc", "", "a\0b", "x" * 2000, "nothing"])
 def test_nothing_outside_the_root_is_reached(tmp_path: Path, bad: str):
     root = tmp_path / "root"

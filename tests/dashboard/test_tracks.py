@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -158,12 +160,7 @@ def test_layers_hold_every_row_once_and_never_overlap(rows: list[tuple[int, int]
 )
 def test_pieces_cover_each_communication_exactly(ledger: list[tuple[int, str]], comms: list[tuple[int, int, int]]):
     edges = np.cumsum([5, *(length for length, _ in ledger)])
-    partition = segments(
-        *[
-            (int(a), int(b), term)
-            for (a, b), (_, term) in zip(zip(edges, edges[1:], strict=False), ledger, strict=False)
-        ]
-    )
+    partition = segments(*[(int(a), int(b), term) for (a, b), (_, term) in zip(pairwise(edges), ledger, strict=False)])
     at, rows, arrival = 0, [], {}
     for i, (gap, length, late) in enumerate(comms):
         rows.append(("comm", 2, at + gap, at + gap + length, DP))
