@@ -19,6 +19,8 @@ def layout_name(parallel: ParallelConfig) -> str:
         words.append(f"zero{parallel.zero}")
     if parallel.pp > 1:
         words.append(parallel.schedule)
+    if parallel.recompute != "none":
+        words.append(f"{parallel.recompute}-recompute")
     if parallel.dp > 1 and not parallel.overlap:
         words.append("no-overlap")
     return "-".join(words) or "single"

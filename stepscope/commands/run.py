@@ -12,6 +12,7 @@ from stepscope.commands.console import Quiet, say_next
 from stepscope.parallel_runtime.config import (
     OPTIMIZERS,
     PRESETS,
+    RECOMPUTE,
     SCHEDULES,
     ParallelConfig,
     TrainConfig,
@@ -35,7 +36,8 @@ def option(help: str, panel: str, *names: str) -> Any:
 def run(
     dp: Annotated[int, option("Data parallel replicas.", LAYOUT)] = 1,
     pp: Annotated[int, option("Pipeline stages.", LAYOUT)] = 1,
-    tp: Annotated[int, option("Tensor parallel ranks (not built yet).", LAYOUT)] = 1,
+    tp: Annotated[int, option("Tensor parallel ranks: heads, feed-forward and vocabulary are cut.", LAYOUT)] = 1,
+    sp: Annotated[bool, option("Cut the sequence over tp between the matrices.", LAYOUT, "--sp")] = False,
     cp: Annotated[int, option("Context parallel ranks (not built yet).", LAYOUT)] = 1,
     ep: Annotated[int, option("Expert parallel ranks (not built yet).", LAYOUT)] = 1,
     schedule: Annotated[str, option(f"Pipeline schedule: {', '.join(SCHEDULES)}.", LAYOUT)] = "1f1b",
@@ -43,11 +45,16 @@ def run(
     overlap: Annotated[
         bool, option("Reduce gradient buckets during backward, or all after it.", LAYOUT, "--overlap/--no-overlap")
     ] = True,
+    recompute: Annotated[
+        str, option(f"Activations that backward computes again: {', '.join(RECOMPUTE)}.", LAYOUT)
+    ] = ParallelConfig.recompute,
     preset_name: Annotated[str, option(f"Model: {', '.join(PRESETS)}.", MODEL, "--preset")] = "tiny",
     layers: Annotated[int | None, option("Layers, in place of the preset's.", MODEL)] = None,
     hidden: Annotated[int | None, option("Hidden width, in place of the preset's.", MODEL)] = None,
+    kv_heads: Annotated[int | None, option("Key and value heads, in place of the preset's.", MODEL)] = None,
     seq: Annotated[int | None, option("Tokens of a sequence, in place of the preset's.", MODEL)] = None,
     tied: Annotated[bool, option("The output head is the embedding table.", MODEL, "--tied")] = False,
+    dropout: Annotated[float, option("Share of activations that dropout zeroes.", MODEL)] = 0.0,
     microbatches: Annotated[int, option("Microbatches of a step.", TRAINING)] = TrainConfig.microbatches,
     microbatch_size: Annotated[
         int | None, option("Sequences of a microbatch, in place of the preset's.", TRAINING)
@@ -73,7 +80,7 @@ def run(
     ] = TrainConfig.timeout_s,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small transformer on dp x pp ranks, and record where the time of every step goes.
+    """Train a small transformer on dp x cp x tp x pp ranks, and record where the time of every step goes.
 
     The ranks are processes of this machine (CPU with gloo, or one GPU each with NCCL); under torchrun they are the ones
     that torchrun started. The run directory holds one trace a rank, which also opens in Perfetto, and `run.json`.
@@ -83,10 +90,20 @@ def run(
     from dataclasses import replace
 
     chosen = preset(preset_name)
-    changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "seq": seq, "tied": tied or None}
+    changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
+    changes |= {"tied": tied or None, "dropout": dropout}
     model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
     parallel = ParallelConfig(
-        pp=pp, dp=dp, cp=cp, ep=ep, tp=tp, schedule=schedule, bucket_mb=bucket_mb, overlap=overlap
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=ep,
+        tp=tp,
+        sp=sp,
+        schedule=schedule,
+        bucket_mb=bucket_mb,
+        recompute=recompute,
+        overlap=overlap,
     )
     train = TrainConfig(
         microbatch_size=microbatch_size or chosen.microbatch_size,

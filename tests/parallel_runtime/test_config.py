@@ -184,6 +184,7 @@ def test_names_come_from_the_layout() -> None:
     assert layout_name(ParallelConfig(dp=2, pp=2, schedule="gpipe")) == "dp2-pp2-gpipe"
     assert layout_name(ParallelConfig(dp=4, overlap=False)) == "dp4-no-overlap"
     assert layout_name(ParallelConfig(cp=2, pp=2)) == "cp2-pp2-ring-zigzag-1f1b"
+    assert layout_name(ParallelConfig(tp=2, sp=True, recompute="full")) == "tp2-sp-full-recompute"
     train = TrainConfig(microbatches=8, slow_rank=1, slow_ms=30.0)
     assert run_name("tiny", ModelConfig(), ParallelConfig(dp=4), train) == "dp4-m8-tiny-slow1"
 
