@@ -95,10 +95,23 @@ def _finding(
     """A finding; where health touches what it rests on, it says so and is of low confidence."""
     base = Finding(text[0].upper() + text[1:], round(cost), None, None, None, None, None, confidence, advice)
     one = replace(base, **where)  # type: ignore[arg-type]
-    touched = sorted({item.code for item in ground.health.items if set(item.touches) & {"ledger", *rests_on}})
+    items = [item for item in ground.health.items if set(item.touches) & {"ledger", *rests_on}]
+    touched = sorted({item.code for item in items if not _only_outside_means(ground, item.code)})
     if touched:
         one = replace(one, text=f"{one.text} (rests on touched data: {', '.join(touched)})", confidence="low")
     return one
+
+
+CUT = ("cut_file", "stopped_recording")
+"""Health codes whose step is flagged partial: it is in no mean, so no finding rests on it."""
+
+LACKING_PARTNERS = ("unmatched", "partial_match", "unequal_counts", "missing_rank")
+"""Health codes of communications without all their partners: what they touch is unsplit time."""
+
+
+def _only_outside_means(ground: Ground, code: str) -> bool:
+    """Whether what this health code touches lies outside the counted steps."""
+    return code in CUT or (code in LACKING_PARTNERS and ground.mean("unsplit_ns") == 0)
 
 
 # -- stragglers --------------------------------------------------------------------------------------------------------

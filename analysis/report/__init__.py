@@ -25,13 +25,20 @@ from stepscope.tracer.schema import KINDS, code_of
 __all__ = ["Report", "analyze", "dumps"]
 
 
-def analyze(run: Run, method: str = "direct", peak_flops: float | None = None) -> Report:
+def analyze(
+    run: Run,
+    method: str = "direct",
+    peak_flops: float | None = None,
+    decomposition: Decomposition | None = None,
+) -> Report:
     """Everything that stepscope says about one run.
 
     `method`: of telling bubble from imbalance (decompose). `peak_flops`: FLOP/s of one device, for MFU. Health items
-    that come up on the way are added to `run.health`, which the report carries.
+    that come up on the way are added to `run.health`, which the report carries. `decomposition`: of this run, where the
+    caller has it already.
     """
-    decomposition = decompose(run, method)
+    if decomposition is None:
+        decomposition = decompose(run, method)
     ledger, mean = decomposition.ledger, means(decomposition.ledger)
     rows = actions(run, decomposition.windows)
     blame, waits = blame_of(run, decomposition, rows)

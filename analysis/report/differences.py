@@ -17,7 +17,8 @@ from stepscope.analysis.report.view import SHORT_LABELS, health_line, mesh_text,
 
 MOST_CLASSES = 8
 MOST_NAMES = 6
-HEADS = ("", "A", "B", "change", "", "noise band", "")
+NOISE = {True: "beyond", False: "within", None: "unknown"}
+"""What a table says of a change beside its noise band."""
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -65,37 +66,51 @@ def label(name: str) -> str:
     return "step" if plain == "step" else SHORT_LABELS.get(plain, plain.replace("_", " "))
 
 
-def cells(delta: Delta) -> list[str]:
-    """One row: label, A, B, change, relative change, noise band, verdict."""
+def cells(delta: Delta, scale: units.Scale) -> list[str]:
+    """One row in the table's unit: label, A, B, change, relative change, noise band, whether the change is beyond it."""
     band = units.DASH
     if delta.low_ns is not None and delta.high_ns is not None:
-        band = f"{units.signed_duration(delta.low_ns)} to {units.signed_duration(delta.high_ns)}"
-    verdict = {True: "beyond noise", False: "within noise", None: "noise unknown"}[delta.beyond_noise]
+        band = f"{signed(scale, delta.low_ns)} … {signed(scale, delta.high_ns)}"
     return [
         clean(label(delta.name), 60),
-        units.duration(float(delta.a_ns)),
-        units.duration(float(delta.b_ns)),
-        units.signed_duration(float(delta.delta_ns)),
+        scale(float(delta.a_ns)),
+        scale(float(delta.b_ns)),
+        signed(scale, float(delta.delta_ns)),
         units.signed_share(delta.relative) if delta.a_ns else units.DASH,
-        band,
-        verdict if delta.delta_ns else "same",
+        band if delta.delta_ns else units.DASH,
+        NOISE[delta.beyond_noise] if delta.delta_ns else "same",
     ]
+
+
+def signed(scale: units.Scale, ns: float) -> str:
+    """A difference in the unit of a table, with its sign."""
+    return f"+{scale(ns)}" if ns > 0 else scale(ns)
+
+
+def scale_of(deltas: Sequence[Delta]) -> units.Scale:
+    """The unit of a table of deltas."""
+    return units.time_scale([float(side) for delta in deltas for side in (delta.a_ns, delta.b_ns)])
 
 
 def _table(deltas: Sequence[Delta], letter: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for place, head in enumerate(HEADS):
-        table.add_column(letter if head == "B" else head, justify="left" if place in (0, 6) else "right")
+    scale = scale_of(deltas)
+    for place, head in enumerate(heads(scale, letter)):
+        table.add_column(head, justify="left" if place in (0, 6) else "right", no_wrap=place > 0)
     for delta in deltas:
         style = ""
         if delta.beyond_noise:
             style = "red" if delta.delta_ns > 0 else "green"
-        row = cells(delta)
+        row = cells(delta, scale)
         bold = "bold" if label(delta.name) == "step" else ""
-        table.add_row(
-            Text(row[0], style=bold), *row[1:3], Text(row[3], style=style or bold), *row[4:6], Text(row[6], style=style)
-        )
+        changed: list[Text | str] = [Text(row[3], style=style or bold), *row[4:6], Text(row[6], style=style)]
+        table.add_row(Text(row[0], style=bold), *row[1:3], *changed)
     return table
+
+
+def heads(scale: units.Scale, letter: str) -> list[str]:
+    """The heads of a table."""
+    return [f"in {scale.unit}", "A", letter, "change", "", "noise band", "noise"]
 
 
 def only_in(pair: Pair, letter: str) -> list[str]:
@@ -120,9 +135,11 @@ def markdown(comparison: Comparison) -> str:
         lines.append(f"- **{letter}** {_cell(report.name)}: {'; '.join(_cell(fact) for fact in facts)}")
     for number, pair in enumerate(comparison.pairs):
         letter = letters(len(comparison.reports))[number + 1]
-        heads = ["per step", "A", letter, "change", "", "noise band", ""]
-        lines += ["", f"| {' | '.join(heads)} |", "|:--|--:|--:|--:|--:|--:|:--|"]
-        lines += [f"| {' | '.join(_cell(cell) for cell in cells(delta))} |" for delta in (pair.step, *pair.terms)]
+        deltas = (pair.step, *pair.terms)
+        scale = scale_of(deltas)
+        first, *others = heads(scale, letter)
+        lines += ["", f"| per step, {first} | {' | '.join(others)} |", "|:--|--:|--:|--:|--:|--:|:--|"]
+        lines += [f"| {' | '.join(_cell(cell) for cell in cells(delta, scale))} |" for delta in deltas]
         lines += ["", *(_cell(line) for line in only_in(pair, letter))]
     return "\n".join(lines).rstrip() + "\n"
 

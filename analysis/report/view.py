@@ -166,7 +166,8 @@ def rank_frame(report: Report) -> pd.DataFrame:
     for name in PHASE_PARTS:
         column = f"compute {name}"
         frame[name] = table[column].reindex(frame.index).fillna(0) / steps if column in table else 0.0
-    frame["other"] = frame["compute"] - frame[list(PHASE_PARTS[:-1])].sum(axis=1)
+    other = frame["compute"] - frame[list(PHASE_PARTS[:-1])].sum(axis=1)
+    frame["other"] = other.where(other >= 0.5, 0.0)  # less than half a nanosecond is rounding
     if frame[list(PHASE_PARTS[:-1])].to_numpy().any():
         frame["compute"] = 0.0  # told apart by phase
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from stepscope.commands.console import Quiet, console, say_next
 from stepscope.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from stepscope.analysis.report import Report
+    from rich.console import Console
 
 JsonFile = Annotated[
     str | None,
@@ -73,15 +74,22 @@ def analyze(
 
         write_text(html_file, to_html(report))
     if json_file != "-":
-        _show(report)
+        from stepscope.analysis.report.terminal import print_report
+
+        show(lambda out: print_report(report, out))
         say_next(*_next(path, html_file), quiet=quiet)
     return ExitCode.OK if report.health.status == "ok" else ExitCode.TOUCHED
 
 
-def _show(report: Report) -> None:
-    from stepscope.analysis.report.terminal import print_report
+def show(printing: Callable[[Console], None]) -> None:
+    """Print on standard output what `printing` puts on a console.
 
-    print_report(report, console())
+    Through a buffer: rich would turn a reader that closed the pipe into status 1; so it is the usual BrokenPipeError.
+    """
+    out = console()
+    with out.capture() as captured:
+        printing(out)
+    sys.stdout.write(captured.get())
 
 
 def _next(path: str, html_file: Path | None) -> list[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.commands.analyze import JsonFile, write_text
-from stepscope.commands.console import Quiet, console, say_next
+from stepscope.commands.analyze import JsonFile, show, write_text
+from stepscope.commands.console import Quiet, say_next
 from stepscope.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -74,32 +74,27 @@ def compare(
 
         write_text(markdown_file, markdown(comparison))
     if not alone:
-        _show(comparison)
+        from stepscope.analysis.report.differences import print_comparison
+
+        show(lambda out: print_comparison(comparison, out))
     status = ExitCode.OK if limit is None else _judge(comparison, limit, quiet or alone)
     if not alone:
         say_next(*(f"stepscope analyze {shlex.quote(path)}" for path in paths[-1:]), quiet=quiet)
     return status
 
 
-def _show(comparison: Comparison) -> None:
-    from stepscope.analysis.report.differences import print_comparison
-
-    print_comparison(comparison, console())
-
-
 def _judge(comparison: Comparison, limit: float, silent: bool) -> ExitCode:
     """The exit status of --fail-if-slower over all runs: slower anywhere, else undecided anywhere, else fine."""
     from stepscope.analysis import units
     from stepscope.analysis.compare import SLOWER, UNDECIDED, verdict
+    from stepscope.analysis.report.terminal import clean
 
     verdicts = [verdict(pair, limit) for pair in comparison.pairs]
     words = {SLOWER: "slower beyond the noise band", UNDECIDED: "the noise is too wide to tell: record more steps"}
     if not silent:
         for pair, found in zip(comparison.pairs, verdicts, strict=True):
             change = units.signed_share(pair.step.relative)
-            console().print(
-                f"{pair.b}: {change} (limit {units.share(limit)}): {words.get(found, 'not slower')}", markup=False
-            )
+            print(f"{clean(pair.b)}: {change} (limit {units.share(limit)}): {words.get(found, 'not slower')}")
     if SLOWER in verdicts:
         return ExitCode.SLOWER
     return ExitCode.UNDECIDED if UNDECIDED in verdicts else ExitCode.OK

@@ -102,6 +102,14 @@ def test_a_finding_on_touched_numbers_says_so() -> None:
     assert finding.text.endswith("(rests on touched data: clock_violation)")
 
 
+def test_a_cut_step_is_in_no_mean_so_findings_do_not_rest_on_it() -> None:
+    run = communicating_run().run()
+    run.health.add("cut_file", "the file ends early", touches=("ledger", "summary"))
+    run.health.add("unmatched", "one was recorded on one rank only", touches=("visible_comm_ns", "unsplit_ns"))
+    (finding,) = analyze(run).findings
+    assert finding.confidence == "high"
+
+
 def test_idle_and_copies() -> None:
     line = Timeline()
     for k in range(3):

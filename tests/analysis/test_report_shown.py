@@ -263,7 +263,7 @@ def test_a_comparison_on_a_terminal_and_as_markdown() -> None:
     print_comparison(comparison, Console(file=out, width=120))
     text = out.getvalue()
     assert "✓ A" in text and "! B" in text and "\x1b" not in text
-    assert re.search(r"^\s+step\s.*noise", text, re.MULTILINE)
+    assert re.search(r"^\s+step\s.*(beyond|within)$", text, re.MULTILINE)
     table = markdown(comparison)
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 7
