@@ -89,7 +89,8 @@ def _participants(parts: Parts, match: np.ndarray, world_size: int) -> tuple[np.
     """How many ranks of each part's communication were recorded, and how many there are."""
     present = np.bincount(match, minlength=1)[match]
     seen = _ranks_seen(parts)
-    sizes = [len(ranks) or seen.get(g, 1) for g, ranks in enumerate(parts.groups.ranks)]
+    more = int(world_size > len(parts.ranks))  # of a group of unknown ranks one may then be missing
+    sizes = [len(ranks) or seen.get(g, 1) + more for g, ranks in enumerate(parts.groups.ranks)]
     expected = np.array([*sizes, max(world_size, len(parts.ranks))], np.int64)[parts["group"]]
     expected = np.where(parts.point_to_point, np.minimum(expected, 2), expected)
     return present, np.maximum(expected, present)

@@ -27,8 +27,11 @@ def random_timeline(seed: int) -> Timeline:
     free = {(rank, stream): 0 for rank in range(world) for stream in ("a", "b", "c")}
     with_ids = dice.random() < 0.6
     ids = itertools.count()
+    close = 0
     for seq in range(dice.randint(1, 7)):
-        _communicate(t, dice, seq, free, ids if with_ids else None)
+        if seq == 0 or dice.random() < 0.5:  # equal ends must occur
+            close = dice.randint(10, SPAN)
+        _communicate(t, dice, seq, free, ids if with_ids else None, close)
     for rank in range(world):
         _local_rows(t, dice, rank)
     return t
@@ -47,7 +50,12 @@ def _add_groups(t: Timeline) -> None:
 
 
 def _communicate(
-    t: Timeline, dice: random.Random, seq: int, free: dict[tuple[int, str], int], ids: itertools.count[int] | None
+    t: Timeline,
+    dice: random.Random,
+    seq: int,
+    free: dict[tuple[int, str], int],
+    ids: itertools.count[int] | None,
+    close: int,
 ) -> None:
     group = dice.choice(t.groups)
     kinds = ["all_reduce", "all_gather", "broadcast", "reduce", "ring_shift", "send"]
@@ -67,12 +75,13 @@ def _communicate(
             elif kind == "ring_shift":
                 extra = {"peer": ranks[(place + 1) % len(ranks)], "peer_from": ranks[place - 1]}
             members.append((rank, kind, extra))
-    meet = dice.randint(0, SPAN)
     for rank, name, extra in members:
         if dice.random() < 0.12:
             continue  # not recorded
-        start = free[rank, stream] if dice.random() < 0.3 else max(free[rank, stream], meet - dice.randint(0, 25))
-        end = max(start, meet + dice.randint(-3, 12)) if dice.random() < 0.8 else start + dice.randint(0, 6)
+        start = free[rank, stream] if dice.random() < 0.3 else max(free[rank, stream], close - dice.randint(2, 25))
+        end = max(start, close + dice.choice((0, 0, 0, dice.randint(-3, 12))))
+        if dice.random() < 0.2:
+            end = start + dice.randint(0, 6)
         free[rank, stream] = end
         extra |= {"op_id": next(ids)} if ids is not None else {}
         t.comm(rank, start, end, name, group=group.name, seq=seq, stream=stream, axis=group.axis, **extra)
@@ -88,13 +97,13 @@ def _local_rows(t: Timeline, dice: random.Random, rank: int) -> None:
     for _ in range(dice.randint(0, 2)):
         start = dice.randint(0, SPAN)
         t.memcpy(rank, start, start + dice.randint(0, 9), stream="copies")
-    named = [row["op_id"] for row in t.rows if row["rank"] == rank and row.get("op_id", -1) >= 0]
+    named = [row for row in t.rows if row["rank"] == rank and row.get("op_id", -1) >= 0]
     now = 0
-    while named and dice.random() < 0.6:
-        now += dice.randint(0, 15)
-        length = dice.randint(0, 12)
-        t.wait(rank, now, now + length, dice.choice(named))
-        now += length
+    for row in sorted(named, key=lambda row: (row["start"], row["op_id"])):
+        if dice.random() < 0.6:
+            start = max(now, row["start"] + dice.randint(0, 8))
+            now = max(start, row["end"] + dice.choice((0, 0, -5, 4)))
+            t.wait(rank, start, now, row["op_id"] if dice.random() < 0.8 else dice.choice(named)["op_id"])
 
 
 def number_rows(t: Timeline) -> None:

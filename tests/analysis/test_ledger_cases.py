@@ -257,6 +257,64 @@ def test_a_foreign_gloo_trace_without_groups_is_not_paired() -> None:
     assert found.ledger["unsplit_ns"].tolist() == [40, 40]
 
 
+def two_waits(*wait_rows: tuple[int, int, int], compute: tuple[int, int] = (60, 100)) -> Timeline:
+    """Rank 1 is in a pipeline receive until 40 (op 7) and in a tp all-reduce until 50 (op 8); both partners come late."""
+    t = Timeline(world=3)
+    t.group("pp", "pp", 0, 1)
+    t.group("tp", "tp", 1, 2)
+    t.step(0, 100)
+    t.message((40, 40), (0, 40), 0, 1, "pp", op_id=7)
+    t.collective("tp", 0, {1: (0, 50), 2: (50, 50)}, axis="tp", stream="tp", op_id=8)
+    for start, end, op_id in wait_rows:
+        t.wait(1, start, end, op_id)
+    t.compute(1, *compute)
+    return t
+
+
+def test_of_two_waits_the_one_that_ends_last_before_the_next_computation_counts() -> None:
+    rows, found = ledger(two_waits())
+    assert terms(rows.loc[1]) == {"imbalance": 50, "compute": 40, "idle": 10}
+    assert found.steps.set_index("rank").loc[1, "nonblocking_ns"] == 0
+
+
+def test_a_computation_that_begins_before_an_end_did_not_depend_on_it() -> None:
+    """The all-reduce is in flight past 45, where the computation begins: until 40 the receive is to blame, then nobody."""
+    rows, found = ledger(two_waits(compute=(45, 100)))
+    assert terms(rows.loc[1]) == {"bubble": 40, "imbalance": 5, "compute": 55}
+    assert found.steps.set_index("rank").loc[1, "nonblocking_ns"] == 5
+    assert "nonblocking" in rows.loc[1, "flags"]
+    assert rows.loc[1, "hidden_wait_ns"] == 5
+
+
+def test_a_wait_row_names_the_blocker_while_it_is_in_force() -> None:
+    rows, found = ledger(two_waits((10, 40, 7)))
+    assert terms(rows.loc[1]) == {"bubble": 30, "imbalance": 20, "compute": 40, "idle": 10}
+    assert found.steps.set_index("rank").loc[1, "blocking_comm_ns"] == 0
+    assert pd.isna(found.steps.set_index("rank").loc[0, "blocking_comm_ns"])
+
+
+def test_blocking_communication_is_what_a_wait_row_names() -> None:
+    t = Timeline()
+    t.step(0, 100)
+    t.compute(0, 0, 20)
+    t.comm(0, 10, 60, op_id=3)
+    t.wait(0, 40, 60, 3)
+    rows, found = ledger(t)
+    assert terms(rows.loc[0]) == {"compute": 20, "visible_comm": 40, "idle": 40}
+    assert found.steps.loc[0, "blocking_comm_ns"] == 20
+
+
+def test_grouped_sends_and_receives_without_peers_are_an_all_to_all() -> None:
+    t = Timeline(world=2, source="imported", hosts=("one", "one"))
+    for rank, start in ((0, 100), (1, 160)):
+        t.step(0, 1000, ranks=(rank,))
+        t.comm(
+            rank, start, 200 + rank, "", name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", stream="nccl"
+        )
+    rows, _ = ledger(t)
+    assert terms(rows.loc[0]) == {"imbalance": 60, "visible_comm": 40, "idle": 900}
+
+
 def test_one_f_one_b_bubble() -> None:
     """1F1B, 4 stages, 8 microbatches, forward 1, backward 2 (in units of 10): step 33, bubble 9 a stage."""
     unit, stages, microbatches = 10, 4, 8

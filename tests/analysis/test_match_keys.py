@@ -358,3 +358,15 @@ def test_ranks_that_have_come_apart_are_named() -> None:
     match(run)
     (item,) = [item for item in run.health.items if item.code == "mismatched"]
     assert "all_reduce number 4 of g on rank 0 against all_gather number 4 of g on rank 1" in item.text
+
+
+def test_a_group_of_unknown_ranks_may_miss_somebody_when_ranks_were_not_recorded() -> None:
+    def parts(present: tuple[int, ...] | None) -> Matches:
+        t = Timeline(world=4, present=present, source="imported", hosts=("one",) * 4)
+        for rank in (0, 1):
+            t.comm(rank, 10 * rank, 50, group="who knows", seq=0)
+        return match(t.run())
+
+    assert parts((0,)).parts["unmatched"].tolist() == [True]
+    assert parts((0, 1)).parts["partial"].tolist() == [True, True]
+    assert parts(None).parts["partial"].tolist() == [False, False]  # all ranks were recorded: these two are the group
