@@ -205,5 +205,5 @@ def load(run_id: str, run: Run, progress: Progress) -> LoadedRun:
     progress("decomposing every step", 0.1)
     decomposition = decompose(run)
     progress("looking for causes", 0.5)
-    report = analyze(run)
+    report = analyze(run, decomposition=decomposition)
     return lay_out(run_id, run, report, decomposition, decomposition.matches, progress)

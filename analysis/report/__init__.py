@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def analyze(
         throughput=throughput(run.meta, mean.step_ns, peak_flops),
         pipeline=flow,
         overlap=overlap(run, decomposition),
-        collectives=collectives(decomposition),
+        collectives_of=partial(collectives, decomposition),
         stragglers=late,
         findings=findings(ground),
         classes=classes,
