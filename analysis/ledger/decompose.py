@@ -205,8 +205,9 @@ def _clock_doubt(summary: RankSummary, time: RankTime, matches: Matches) -> np.n
     fresh = np.ones(len(place), bool)
     fresh[1:] = (charged.part[1:] != charged.part[:-1]) | (place[1:] != place[:-1])
     np.add.at(uncertain, place[inside & fresh], bound[inside & fresh])
-    broken = np.flatnonzero(waits.violation & (table["rank"] == table.ranks.index(summary.rank)))
-    at = np.searchsorted(windows.start_ns, table["arrival_own"][broken], "right") - 1
+    mine = table.of_rank(summary.rank)
+    broken = table["arrival_own"][mine][waits.violation[mine]]
+    at = np.searchsorted(windows.start_ns, broken, "right") - 1
     doubt[at[at >= 0]] = True
     return doubt | ((exposed > 0) & (exposed < uncertain))
 
@@ -236,7 +237,7 @@ def _op_wait(summary: RankSummary, matches: Matches) -> np.ndarray:
     total = np.zeros(len(windows.steps), np.int64)
     if table is None or waits is None or len(total) == 0:
         return total
-    mine = np.flatnonzero(table["rank"] == table.ranks.index(summary.rank))
+    mine = table.of_rank(summary.rank)
     start = table["arrival_own"][mine]
     end = start + (waits.wait_end - table["arrival"])[mine]
     for i in range(len(total)):  # steps are few

@@ -59,7 +59,6 @@ def _rank_parts(run: Run, found: Sequence[RankSummary], matches: Matches) -> lis
     shift = table["arrival_own"] - table["arrival"]
     own_last = own_pipeline_last(run.meta, table, matches.match_of_part)
     order = np.where(table["op_id"] >= 0, table["op_id"], table["row"])
-    edges = np.searchsorted(table["rank"], np.arange(len(found) + 1))
     columns = (
         np.arange(len(table)),
         table["arrival_own"],
@@ -71,7 +70,7 @@ def _rank_parts(run: Run, found: Sequence[RankSummary], matches: Matches) -> lis
         table["op_id"],
         order,
     )
-    return [RankParts(*(column[edges[i] : edges[i + 1]] for column in columns)) for i in range(len(found))]
+    return [RankParts(*(column[table.of_place(i)] for column in columns)) for i in range(len(found))]
 
 
 @dataclass

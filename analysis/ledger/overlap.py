@@ -46,7 +46,7 @@ def _of_rank(decomposition: Decomposition, time: RankTime) -> list[dict[str, np.
     windows = summary.windows
     if table is None or waits is None or not windows.steps:
         return []
-    rows = np.flatnonzero(table["rank"] == table.ranks.index(summary.rank))
+    rows = table.of_rank(summary.rank)
     start, end = table["arrival_own"][rows], table["end_own"][rows]
     wait_end = np.minimum(start + (waits.wait_end - table["arrival"])[rows], end)
     keys = [table[name][rows] for name in ("axis", "collective", "lane")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -51,6 +52,18 @@ class Parts:
 
     def __len__(self) -> int:
         return len(self.columns["rank"]) if self.columns else 0
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        return np.searchsorted(self["rank"], np.arange(len(self.ranks) + 1)).tolist()
+
+    def of_place(self, place: int) -> slice:
+        """The parts of one rank place."""
+        return slice(self._edges[place], self._edges[place + 1])
+
+    def of_rank(self, rank: int) -> slice:
+        """The parts of one rank."""
+        return self.of_place(self.ranks.index(rank))
 
     @property
     def point_to_point(self) -> np.ndarray:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from oracle import TERMS, Oracle
 from random_timelines import number_rows, random_timeline
 
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.ledger.overlap import overlap
+from stepscope.tracer.schema import ClockMeta
 
 CASES = 320
 
@@ -89,3 +91,36 @@ def check_parts(found, oracle: Oracle, seed: int) -> None:  # type: ignore[no-un
                 assert row["unmatched"] == alone, seed
             count += 1
     assert count == len(found.matches.parts), seed
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_a_recorded_offset_changes_nothing(seed: int) -> None:
+    """A rank whose clock is ahead by what the run recorded has the same ledger; its segments are in its own clock."""
+    timeline = random_timeline(seed)
+    plain = decompose(timeline.run())
+    ahead = [1_000_003 * rank for rank in range(timeline.world)]
+    timeline.clock = [ClockMeta(offset_ns=-shift) for shift in ahead]
+    for row in timeline.rows:
+        row["start"] += ahead[row["rank"]]
+        row["end"] += ahead[row["rank"]]
+    shifted = decompose(timeline.run())
+    pd.testing.assert_frame_equal(plain.ledger, shifted.ledger)
+    pd.testing.assert_frame_equal(plain.matches.parts, shifted.matches.parts)
+    for rank in plain.windows:
+        moved = plain.segments(rank)
+        moved[["start_ns", "end_ns"]] += ahead[rank]
+        pd.testing.assert_frame_equal(moved, shifted.segments(rank))
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_a_stretched_trace_has_a_stretched_ledger(seed: int) -> None:
+    """All times ten million times longer (and far from 0): every figure grows by just that, nothing is rounded."""
+    timeline = random_timeline(seed)
+    plain = decompose(timeline.run()).ledger
+    timeline.origin = 1_700_000_000_000_000_000
+    for row in timeline.rows:
+        row["start"] *= 10_000_019
+        row["end"] *= 10_000_019
+    stretched = decompose(timeline.run()).ledger
+    columns = [name for name in plain.columns if name.endswith("_ns")]
+    pd.testing.assert_frame_equal(plain[columns] * 10_000_019, stretched[columns])
