@@ -81,12 +81,20 @@ def part_names(decomposition: Decomposition) -> np.ndarray:
     return np.asarray(axis + " " + collective, object)
 
 
-def phase_intervals(run: Run, rank: int, compute: Intervals) -> dict[str, Intervals]:
-    """The rank's compute by phase: disjoint, together `compute`. Where phases overlap, the first of PHASES counts."""
+def phase_intervals(
+    run: Run, rank: int, compute: Intervals, window: tuple[int, int] | None = None
+) -> dict[str, Intervals]:
+    """The rank's compute by phase: disjoint, together `compute`. Where phases overlap, the first of PHASES counts.
+
+    `window`: only the rows that touch [start, end) are looked at; `compute` must lie inside it.
+    """
     columns = run.columns(rank, "start_ns", "dur_ns", "kind", "phase")
     chosen = columns["kind"] == code_of(KINDS, "compute")
     start, phase = columns["start_ns"][chosen], columns["phase"][chosen]
     end = start + columns["dur_ns"][chosen]
+    if window is not None:
+        near = (start < window[1]) & (end > window[0])
+        start, end, phase = start[near], end[near], phase[near]
     left, found = compute, {}
     for code, name in enumerate(PHASES[:-1]):
         of = phase == code
@@ -108,7 +116,8 @@ def picture(run: Run, decomposition: Decomposition, step: int | str, most_ranks:
         at = windows.steps.index(step)
         low, high = int(windows.start_ns[at]), int(windows.end_ns[at])
         ahead = ahead_at(decomposition, rank, low)
-        parts = {**phase_intervals(run, rank, time.terms["compute"]), **time.terms}
+        compute = intervals.clip(time.terms["compute"], low, high)
+        parts = {**phase_intervals(run, rank, compute, (low, high)), **time.terms}
         parts.pop("compute")
         for what, where in parts.items():
             what = "compute" if what == PHASES[-1] and set(parts) & set(PHASES[:-1]) == set() else what

@@ -60,17 +60,20 @@ def actions(run: Run, steps: Mapping[int, Windows]) -> pd.DataFrame:
     `steps`: the windows of each rank. Rows come in the order in which each rank ran them, in its own clock. Empty where
     rows carry no phase and microbatch.
     """
-    frames = [frame for rank in run.ranks if not (frame := _work_rows(run, rank, steps[rank])).empty]
+    labels = list(dict.fromkeys(step for one in steps.values() for step in one.steps))
+    frames = [frame for rank in run.ranks if not (frame := _work_rows(run, rank, steps[rank], labels)).empty]
     if not frames:
         return pd.DataFrame({name: pd.Series(dtype="object") for name in ACTION_COLUMNS})
     keys = ["rank", "step", "phase", "chunk", "microbatch", "stage"]
     grouped = pd.concat(frames, ignore_index=True).groupby(keys, sort=False, as_index=False)
     found = grouped.agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), compute_ns=("dur_ns", "sum"))
+    found["step"] = pd.Series([labels[code] for code in found["step"].tolist()], dtype="object")
+    found["phase"] = pd.Series([PHASES[code] for code in found["phase"].tolist()], dtype="object")
     return found.sort_values(["rank", "start_ns"], kind="stable", ignore_index=True)[list(ACTION_COLUMNS)]
 
 
-def _work_rows(run: Run, rank: int, steps: Windows) -> pd.DataFrame:
-    """Computations of microbatches inside the windows of one rank."""
+def _work_rows(run: Run, rank: int, steps: Windows, labels: list[int | str]) -> pd.DataFrame:
+    """Computations of microbatches inside the windows of one rank; steps as places in `labels`, phases as codes."""
     names = ("start_ns", "dur_ns", "kind", "phase", "stage", "chunk", "microbatch")
     columns = run.columns(rank, *names)
     phase = columns["phase"].copy()
@@ -83,8 +86,8 @@ def _work_rows(run: Run, rank: int, steps: Windows) -> pd.DataFrame:
     index = np.searchsorted(steps.start_ns, start, side="right") - 1
     inside = (index >= 0) & (start < np.append(steps.end_ns, 0)[index])
     frame = pd.DataFrame({name: columns[name][chosen][inside] for name in names})
-    frame["phase"] = [PHASES[code] for code in phase[chosen][inside].tolist()]
-    frame["step"] = pd.Series([steps.steps[i] for i in index[inside].tolist()], dtype="object")
+    frame["phase"] = phase[chosen][inside]
+    frame["step"] = np.array([labels.index(step) for step in steps.steps], np.int64)[index[inside]]
     frame["end_ns"] = frame["start_ns"] + frame["dur_ns"]
     frame["chunk"] = frame["chunk"].clip(lower=0)
     frame["rank"] = rank

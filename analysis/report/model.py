@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Report:
     throughput: Throughput
     pipeline: Pipeline
     overlap: pd.DataFrame  # OVERLAP_FIELDS
-    collectives: pd.DataFrame  # COLLECTIVE_FIELDS
+    collectives_of: Callable[[], pd.DataFrame] = field(repr=False)  # COLLECTIVE_FIELDS; made when first asked for
     stragglers: tuple[Straggler, ...]  # dearest first
     findings: tuple[Finding, ...]  # dearest first, at most five
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
@@ -74,6 +75,11 @@ class Report:
     def no_picture() -> pd.DataFrame:
         """An empty picture."""
         return pd.DataFrame(columns=list(PICTURE_COLUMNS))
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """The matched communications, one row each (COLLECTIVE_FIELDS)."""
+        return self.collectives_of()
 
     @property
     def name(self) -> str:
