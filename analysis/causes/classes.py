@@ -25,9 +25,10 @@ UNSPLIT = " (unsplit)"
 def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
     """One row a (rank, step, class) that took time: COLUMNS, ns."""
     rows: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    names = part_names(decomposition) if decomposition.matches.table is not None else None
     for rank, time in decomposition.time.items():
         windows = decomposition.windows[rank]
-        for name, where in class_intervals(run, decomposition, rank, time):
+        for name, where in class_intervals(run, decomposition, rank, time, names):
             measured = intervals.covered(where, windows.start_ns, windows.end_ns)
             for at in np.flatnonzero(measured).tolist():
                 rows["rank"].append(rank)
@@ -38,16 +39,16 @@ def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
 
 
 def class_intervals(
-    run: Run, decomposition: Decomposition, rank: int, time: RankTime
+    run: Run, decomposition: Decomposition, rank: int, time: RankTime, names: np.ndarray | None = None
 ) -> Iterator[tuple[str, Intervals]]:
-    """The classes of one rank with their instants (own clock); disjoint."""
+    """The classes of one rank with their instants (own clock); disjoint. `names`: of part_names, where they are at hand."""
     for phase, where in phase_intervals(run, rank, time.terms["compute"]).items():
         yield f"compute {phase}", where
     table, waits = decomposition.matches.table, decomposition.matches.waits
     if table is None or waits is None:
         return
     mine = np.flatnonzero(table["rank"] == list(table.ranks).index(rank))
-    names = part_names(decomposition)
+    names = part_names(decomposition) if names is None else names
     shift = (table["arrival_own"] - table["arrival"])[mine]
     start, end = waits.wait_end[mine] + shift, table["end_own"][mine]
     yield from _by_part(names[mine], start, end, waits.split[mine], time.terms["visible_comm"])
