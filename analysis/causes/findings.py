@@ -272,6 +272,8 @@ def _exposed(ground: Ground, axis: str, collective: str, cost: float) -> Finding
     size = float(counted["bytes"].median()) if len(counted) and (counted["bytes"] >= 0).any() else None
     of = f"{units.significant(each, 3)} a step and rank" + (f" of {units.size(size)}" if size else "")
     text = f"the {axis} {collective.replace('_', '-')} is exposed for {units.duration(cost)} a step ({of})"
+    if axis == "tp" and _spans_hosts(ground.meta, axis):
+        text += "; its groups span hosts"
     where: dict[str, object] = {}
     if len(counted):
         one = counted.iloc[int(counted["transfer_ns"].to_numpy().argmax())]
@@ -281,6 +283,12 @@ def _exposed(ground: Ground, axis: str, collective: str, cost: float) -> Finding
     return _finding(
         ground, text, cost, ground.sure, _communication_advice(ground, axis, size), ("visible_comm_ns",), **where
     )
+
+
+def _spans_hosts(meta: RunMeta, axis: str) -> bool:
+    """Whether a process group of this axis has ranks on more than one host."""
+    hosts = dict(enumerate(meta.hosts))
+    return any(len({hosts.get(rank) for rank in group.ranks}) > 1 for group in meta.groups if group.axis == axis)
 
 
 SMALL_MESSAGE = 64 * 1024

@@ -82,6 +82,20 @@ def test_small_buckets_and_switched_off_overlap_get_their_own_advice() -> None:
     assert "--no-overlap" in analyze(run).findings[0].advice
 
 
+def test_a_tensor_parallel_group_across_hosts_is_named() -> None:
+    found = []
+    for hosts in (("one", "one"), ("one", "two")):
+        line = Timeline(world=2, mesh={"tp": 2}, hosts=hosts)
+        line.group("tp", "tp", 0, 1)
+        line.step(0, 100)
+        for rank in (0, 1):
+            line.compute(rank, 0, 60)
+        line.collective("tp", 0, {0: (60, 100), 1: (60, 100)}, stream="tp", axis="tp", strategy="tp")
+        found.append(analyze(line.run()).findings[0])
+    assert [finding.text.endswith("its groups span hosts") for finding in found] == [False, True]
+    assert "inside one host" in found[1].advice
+
+
 def test_unsplit_time_carries_no_finding() -> None:
     line = Timeline(world=2, mesh={"dp": 2}, present=(0,))
     line.group("dp", "dp", 0, 1)
