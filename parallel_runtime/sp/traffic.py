@@ -11,8 +11,9 @@ from collections import Counter
 
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
 from stepscope.parallel_runtime.layout import is_cut
+from stepscope.parallel_runtime.messages import ITEM_BYTES, Message
 from stepscope.parallel_runtime.model.initial import stage_shapes
-from stepscope.parallel_runtime.tp.traffic import ITEM_BYTES, Message, sizes_of
+from stepscope.parallel_runtime.tp.traffic import sizes_of
 
 
 def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:

@@ -10,17 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class Message(NamedTuple):
-    """One kind of operation over tp; `bytes` is the message size of the trace format."""
-
-    strategy: str
-    collective: str
-    phase: str
-    bytes: int
+from stepscope.parallel_runtime.messages import ITEM_BYTES, Message
 
 
 class Sizes(NamedTuple):

@@ -1,0 +1,81 @@
+"""All that a configuration sends in a step, from the configuration alone: the strategies' predictions, joined.
+
+The rows that a run records must be exactly these, by axis, strategy, collective, phase and message size; a test compares
+them, and an audit can put measured bytes beside them. What is not predicted here is no part of a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
+from stepscope.parallel_runtime.cp import traffic as cp
+from stepscope.parallel_runtime.dp import traffic as dp
+from stepscope.parallel_runtime.grad_sync import gradient_view
+from stepscope.parallel_runtime.layout import EMBEDDING, shard_shape
+from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.parallel_runtime.messages import ITEM_BYTES, Message
+from stepscope.parallel_runtime.model.initial import parameter_shapes
+from stepscope.parallel_runtime.pp import traffic as pp
+from stepscope.parallel_runtime.sp import traffic as sp
+from stepscope.parallel_runtime.tp import traffic as tp
+
+Prediction = Callable[[ModelConfig, ParallelConfig, TrainConfig, int], Counter[Message]]
+"""(model, parallel, train, stage) -> operations of one rank of that stage in one step."""
+
+
+class Row(NamedTuple):
+    """One kind of operation of a step: the axis as the trace has it, then the message."""
+
+    axis: str
+    strategy: str
+    collective: str
+    phase: str
+    bytes: int
+
+
+def predictions(parallel: ParallelConfig) -> Iterator[tuple[str, Prediction]]:
+    """(mesh view, prediction) of each strategy that the layout uses: where a new one enters."""
+    yield gradient_view(parallel), dp.step_traffic
+    yield "cp", cp.step_traffic
+    if parallel.tp > 1:
+        yield "tp", (sp if parallel.sp else tp).step_traffic
+    yield "pp", pp.step_traffic
+    yield "embedding", _tied_embedding
+    yield "pp_tp", _norm
+    yield "dp_cp", _reported_loss
+
+
+def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Row]:
+    """All operations of one rank of `stage` in one step; axes of one rank have none."""
+    mesh = Mesh.of(parallel)
+    found: Counter[Row] = Counter()
+    for view, predict in predictions(parallel):
+        for message, number in predict(model, parallel, train, stage).items():
+            if mesh.size(view) > 1:
+                found[Row(mesh.axis_of(view), *message)] += number
+    return found
+
+
+def _tied_embedding(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
+    """The sum of both stages' gradients of a tied embedding."""
+    if not model.tied or parallel.pp == 1 or stage not in (0, parallel.pp - 1):
+        return Counter()
+    rows, columns = shard_shape(EMBEDDING, parameter_shapes(model)[EMBEDDING], Mesh.of(parallel))
+    return Counter([Message("embedding", "all_reduce", "other", rows * columns * ITEM_BYTES[train.dtype])])
+
+
+def _norm(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
+    """The global gradient norm: one number."""
+    if train.clip == 0.0:
+        return Counter()
+    return Counter([Message("clip", "all_reduce", "other", ITEM_BYTES[train.dtype])])
+
+
+def _reported_loss(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
+    """The loss that is printed: one number, at least in float32, on the ranks that end the model."""
+    if stage != parallel.pp - 1:
+        return Counter()
+    return Counter([Message("loss", "all_reduce", "other", max(4, ITEM_BYTES[train.dtype]))])
