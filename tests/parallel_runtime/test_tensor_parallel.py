@@ -27,16 +27,18 @@ from stepscope.parallel_runtime.comm import DryComm
 from stepscope.parallel_runtime.comm_gloo import make_process_groups
 from stepscope.parallel_runtime.compose import Configuration, build, seams_of, streams_of
 from stepscope.parallel_runtime.config import ParallelConfig
-from stepscope.parallel_runtime.data import IGNORED
+from stepscope.parallel_runtime.data import IGNORED, local_batch
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.grad_sync import synchronise
-from stepscope.parallel_runtime.layout import gather, shard, shard_shape
+from stepscope.parallel_runtime.layout import gather, local_sequence, shard, shard_shape
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.model.attention import attention
-from stepscope.parallel_runtime.model.initial import initial_value, parameter_shapes
+from stepscope.parallel_runtime.model.initial import initial_value, initialise, parameter_shapes
+from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.sp import traffic as sp_traffic
 from stepscope.parallel_runtime.tp import traffic as tp_traffic
 from stepscope.parallel_runtime.train import train_step
+from stepscope.tracer.memory import ActivationMeter
 from stepscope.tracer.recorder import NullRecorder, Recorder
 
 P = ParallelConfig
@@ -336,6 +338,28 @@ def test_weights_are_computed_while_the_gradient_of_the_input_travels(sp):
     for number, row in reductions:
         between = rows[number + 1 : waits[row.op_id]]
         assert any(other.kind == "compute" for other in between)
+
+
+def kept_bytes(parallel, model):
+    """Bytes that two layers keep for backward on the first rank."""
+    comm = DryComm(Mesh.of(parallel), 0, NullRecorder(0), ("tp",))
+    stage = Stage(model, comm.recorder, [0, 1], False, False, seams_of(parallel, comm), torch.float64)
+    initialise(stage, model, 0, lambda name, whole: shard(name, whole, comm.mesh, 0))
+    x = torch.randn(local_sequence(model, parallel), 2, model.hidden, dtype=torch.float64, requires_grad=True)
+    meter = ActivationMeter(stage.parameters())
+    with meter.watching():
+        stage(x, local_batch(model, FEW, 1, 0, 0).microbatches[0], 1)
+        return meter.live
+
+
+@pytest.mark.parametrize("model", [WIDE, DROPPED], ids=["wide", "dropped"])
+def test_sequence_parallelism_cuts_every_activation(model):
+    """What is kept is that of one rank divided by tp, to the byte, but for the rotary angles; TP alone keeps more."""
+    angles = 2 * model.seq * model.head_size * 8  # cosines and sines of all positions
+    alone = kept_bytes(P(), model) - angles
+    for tp in (2, 4):
+        assert kept_bytes(P(tp=tp, sp=True), model) - angles == alone / tp
+        assert alone / tp < kept_bytes(P(tp=tp), model) - angles < alone
 
 
 def rows_on_rank(rank, parallel):
