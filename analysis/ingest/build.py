@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stepscope.analysis.engine import map_ranks
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import store
@@ -164,7 +166,7 @@ def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
 
 def written(task: Task, rank: int, result: RankFile) -> Entry:
     """Write one rank into the store under way; its entry."""
-    result.data.events["rank"][:] = rank
+    result.data.events["rank"] = np.broadcast_to(np.int32(rank), len(result.data.events["start_ns"]))
     entry = store.write_rank(task.directory, task.build, rank, result.data)
     health = store.health_to_json([replace(item, rank=rank, file=task.file) for item in result.health])
     return entry | {"file": task.file, "facts": result.facts, "health": health}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.ingest.raw import MISSING, Interner, Raw
+from stepscope.analysis.ingest.raw import MISSING, Interner, Raw, is_constant, own
 from stepscope.analysis.ingest.rules import Rules, collective_of_kernel
 from stepscope.analysis.run import Columns
 from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, code_of
@@ -28,6 +28,20 @@ _DESCRIPTION = (
 )
 """What a kernel inherits from the call that launched it."""
 
+_FILLED = (
+    "collective",
+    "seq",
+    "in_elements",
+    "out_elements",
+    "dtype_id",
+    "bytes",
+    "peer",
+    "peer_from",
+    "group_id",
+    "axis",
+)
+"""Columns that are filled here."""
+
 ELEMENT_BYTES = {
     **dict.fromkeys(("float64", "double", "int64", "long", "longint", "uint64", "complex64", "complexfloat"), 8),
     **dict.fromkeys(("float32", "float", "int32", "int", "uint32"), 4),
@@ -40,28 +54,30 @@ ELEMENT_BYTES = {
 
 
 def fill(
-    raw: Raw, events: Columns, launches: np.ndarray, rules: Rules, names: Interner, own: bool
+    raw: Raw, events: Columns, launches: np.ndarray, rules: Rules, names: Interner, ours: bool
 ) -> list[dict[str, Any]]:
     """Fill the communication columns of `events` in place (same row order as `raw`).
 
     Returns the groups that this file knows: name, axis and ranks.
     """
-    columns = dict(raw.columns)
-    if not own:
-        for column in _DESCRIPTION:
-            columns[column] = columns[column].copy()
-        _inherit(raw, columns, events)
     rows = np.flatnonzero((events["kind"] == _COMM) | (events["kind"] == _WAIT))
+    if not len(rows):
+        return []
+    columns = dict(raw.columns)
+    if not ours:
+        _inherit(raw, columns, events)
+    for column in _FILLED:
+        own(events, column)
     _fill_collective(raw, columns, events, rows, rules)
-    if not own:
+    if not ours:
         _collective_from_launch(raw, events, launches, rules)
     for column in ("seq", "in_elements", "out_elements"):
         values = columns[column][rows]
         events[column][rows] = np.where(values >= 0, values, -1)
-    events["dtype_id"][rows] = _recode(raw, columns["dtype"][rows], names)
+    events["dtype_id"][rows] = raw.ask(columns["dtype"][rows], names.code, -1, np.int32)
     _fill_bytes(raw, columns, events, rows)
     _fill_peers(columns, events, rows)
-    return _fill_groups(raw, columns, events, rows, rules, names, own)
+    return _fill_groups(raw, columns, events, rows, rules, names, ours)
 
 
 def _inherit(raw: Raw, columns: Columns, events: Columns) -> None:
@@ -77,13 +93,15 @@ def _inherit(raw: Raw, columns: Columns, events: Columns) -> None:
     found = np.minimum(np.searchsorted(external[calls], external[bare]), len(calls) - 1)
     same = external[calls[found]] == external[bare]
     for column in _DESCRIPTION:
-        columns[column][bare[same]] = columns[column][calls[found[same]]]
+        if not is_constant(columns[column]):
+            columns[column] = columns[column].copy()
+            columns[column][bare[same]] = columns[column][calls[found[same]]]
 
 
 def _fill_collective(raw: Raw, columns: Columns, events: Columns, rows: np.ndarray, rules: Rules) -> None:
     """By what the row says, else by a kernel's own name."""
-    told = _answers(raw, columns["collective"][rows], rules.collective)
-    guess = _answers(raw, columns["name"][rows], lambda name: collective_of_kernel(name.removeprefix("void ")))
+    told = raw.ask(columns["collective"][rows], rules.collective, -1, np.int8)
+    guess = raw.ask(columns["name"][rows], lambda name: collective_of_kernel(name.removeprefix("void ")), -1, np.int8)
     known = events["collective"][rows]
     events["collective"][rows] = np.where(told >= 0, told, np.where(known >= 0, known, guess))
 
@@ -95,7 +113,7 @@ def _collective_from_launch(raw: Raw, events: Columns, launches: np.ndarray, rul
     calls = np.flatnonzero(launches & (events["launch_id"] >= 0))
     marks = np.flatnonzero(
         (events["kind"] == _HOST)
-        & _answers(raw, columns["name"], lambda name: int(name.startswith(("nccl:", "rccl:")))).clip(0).astype(bool)
+        & raw.ask(columns["name"], lambda name: name.startswith(("nccl:", "rccl:")), False, bool)
         & (events["dur_ns"] > 0)
     )
     if not len(bare) or not len(calls) or not len(marks):
@@ -121,15 +139,17 @@ def _collective_from_launch(raw: Raw, events: Columns, launches: np.ndarray, rul
 def _fill_bytes(raw: Raw, columns: Columns, events: Columns, rows: np.ndarray) -> None:
     """Message size where it is not recorded: elements times element size, counted as nccl-tests does."""
     unknown = rows[(events["bytes"][rows] < 0) & (events["kind"][rows] == _COMM)]
-    size = _answers(
-        raw, columns["dtype"][unknown], lambda name: ELEMENT_BYTES.get(re.sub("[^a-z0-9]", "", name.lower()), -1)
-    )
+    size = raw.ask(columns["dtype"][unknown], _element_bytes, -1, np.int64)
     given, received = events["in_elements"][unknown], events["out_elements"][unknown]
     whole_output = events["collective"][unknown] == code_of(COLLECTIVES, "all_gather")
     from_peer = events["collective"][unknown] == _RECEIVE
     elements = np.where(whole_output | from_peer, received, given)
     usable = (size > 0) & (elements >= 0) & (elements < (1 << 58))
     events["bytes"][unknown] = np.where(usable, elements * size, -1)
+
+
+def _element_bytes(dtype: str) -> int:
+    return ELEMENT_BYTES.get(re.sub("[^a-z0-9]", "", dtype.lower()), -1)
 
 
 def _fill_peers(columns: Columns, events: Columns, rows: np.ndarray) -> None:
@@ -143,7 +163,7 @@ def _fill_peers(columns: Columns, events: Columns, rows: np.ndarray) -> None:
 
 
 def _fill_groups(
-    raw: Raw, columns: Columns, events: Columns, rows: np.ndarray, rules: Rules, names: Interner, own: bool
+    raw: Raw, columns: Columns, events: Columns, rows: np.ndarray, rules: Rules, names: Interner, ours: bool
 ) -> list[dict[str, Any]]:
     """`group_id`, and the axis where only the group's description tells it; the groups found."""
     configured = _configured_groups(raw)
@@ -161,7 +181,7 @@ def _fill_groups(
             ids.append(-1)
             axes.append(-1)
             continue
-        label = name if own else group_label(name, ranks)
+        label = name if ours else group_label(name, ranks)
         axis = rules.axis(description or name)
         ids.append(names.code(label))
         axes.append(axis)
@@ -209,13 +229,3 @@ def _ranks(listed: str) -> tuple[int, ...]:
     except json.JSONDecodeError:
         return ()
     return tuple(ranks) if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks) else ()
-
-
-def _answers(raw: Raw, codes: np.ndarray, question: Any) -> np.ndarray:
-    """`question(text)` of each code, asked once per distinct text; -1 where there is none."""
-    distinct, inverse = np.unique(codes, return_inverse=True)
-    return np.array([question(raw.strings[code]) if code >= 0 else -1 for code in distinct.tolist()], np.int64)[inverse]
-
-
-def _recode(raw: Raw, codes: np.ndarray, names: Interner) -> np.ndarray:
-    return _answers(raw, codes, names.code).astype(np.int32)

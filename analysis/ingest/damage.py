@@ -16,6 +16,11 @@ Note = Callable[..., None]
 IMPOSSIBLE_FACTOR = 10
 """A duration is implausible from this multiple of the median of its name."""
 
+FARTHEST_NS = 1 << 61
+"""Stamps and durations beyond are no times (and their sums would not fit)."""
+
+_BEGIN = 4  # code of `B` among the letters of rows that have an extent
+
 _HOST, _WAIT = KINDS.index("host"), KINDS.index("wait")
 
 
@@ -24,16 +29,16 @@ def select_rows(raw: Raw, note: Note) -> Raw:
 
     Metadata, counters and flows are used elsewhere or say nothing that ids do not say.
     """
-    letters = np.array([*raw.strings, ""], dtype=object)[raw.columns["ph"]]
+    letters = raw.ask(raw.columns["ph"], lambda ph: "XiIRBE".find(ph) if len(ph) == 1 else -1, -1, np.int8)
     columns = raw.columns
-    timed = columns["ts"] != MISSING
-    complete = letters == "X"
-    instants = np.isin(letters, ("i", "I", "R"))
-    pairs = (letters == "B") | (letters == "E")
+    timed = (columns["ts"] != MISSING) & (np.abs(columns["ts"]) < FARTHEST_NS)
+    complete = letters == 0
+    instants = (letters > 0) & (letters <= 3)
+    pairs = letters >= _BEGIN
     lost = int((complete & ~timed).sum())
     if lost:
         note("no_time", f"{lost} rows have no readable time stamp: left out", touches=("ledger",))
-    endless = complete & timed & (columns["dur"] == MISSING)
+    endless = complete & timed & ((columns["dur"] == MISSING) | (columns["dur"] > FARTHEST_NS))
     negative = complete & timed & (columns["dur"] < 0) & ~endless
     for code, rows, what in (
         ("no_duration", endless, "no readable duration"),
@@ -50,7 +55,8 @@ def select_rows(raw: Raw, note: Note) -> Raw:
         keep[begins] = True
         raw = Raw(columns, raw.strings, raw.header, raw.counters, raw.repairs, raw.cut, raw.cut_offset)
     raw = raw.take(keep)
-    raw.columns["dur"] = np.maximum(raw.columns["dur"], 0)
+    dur = raw.columns["dur"]
+    raw.columns["dur"] = np.where((dur < 0) | (dur > FARTHEST_NS), 0, dur)
     return raw
 
 
@@ -62,7 +68,7 @@ def _pair(raw: Raw, rows: np.ndarray, letters: np.ndarray, note: Note) -> tuple[
     begins, lengths, loose = [], [], 0
     for row in rows.tolist():
         stack = stacks.setdefault((int(columns["pid"][row]), int(columns["tid"][row])), [])
-        if letters[row] == "B":
+        if letters[row] == _BEGIN:
             stack.append(row)
         elif stack:
             begin = stack.pop()

@@ -27,7 +27,7 @@ def read_file(task: Task) -> list[Entry]:
         return broken(task, str(error))
     if not raw.rows:
         return broken(task, raw.cut or "it holds no event")
-    result = normalize(raw, rules_of(task), own=False)
+    result = normalize(raw, rules_of(task), ours=False)
     embedded = result.facts["rank"]
     return [written(task, embedded if embedded is not None else (task.rank or 0), result)]
 

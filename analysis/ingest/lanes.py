@@ -20,9 +20,8 @@ def build_lanes(
     synchronisations) get a lane of their own, so that lanes of `device` rows hold nothing else. `titles` are the names
     that the file gives its threads. Order: by role (compute, comm, memcpy, host), then device or process, then stream.
     """
-    pid, tid = raw.columns["pid"].astype(np.int64), raw.columns["tid"].astype(np.int64)
-    key = ((pid + 1) << 33) | ((tid + 1) << 1) | device
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    pid, tid = raw.columns["pid"], raw.columns["tid"]
+    first, inverse = _distinct(pid, tid, device)
     order = np.argsort(inverse, kind="stable")
     edges = np.searchsorted(inverse[order], np.arange(len(first) + 1))
     device_ids = {(int(pid[row]), int(tid[row])) for row in first.tolist() if device[row]}
@@ -46,6 +45,21 @@ def build_lanes(
     for index, one in enumerate(ranked):
         new_index[one.index] = index
     return tuple(one._replace(index=index) for index, one in enumerate(ranked)), new_index[inverse]
+
+
+def _distinct(pid: np.ndarray, tid: np.ndarray, device: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row of each (pid, tid, side), and which of them every row is of."""
+    size = int(tid.max(initial=-1)) + 2
+    key = (pid.astype(np.int64) + 1) * size + (tid + 1)
+    if (int(pid.max(initial=-1)) + 2) * size > 1 << 24:  # too many to count
+        _, key = np.unique(key, return_inverse=True)
+    key = 2 * key + device
+    first = np.full(int(key.max(initial=-1)) + 1, -1, np.int64)
+    first[key[::-1]] = np.arange(len(key))[::-1]
+    used = np.flatnonzero(first >= 0)
+    number = np.zeros(len(first), np.int32)
+    number[used] = np.arange(len(used))
+    return first[used], number[key]
 
 
 def _stream_title(tid: str) -> str:

@@ -6,13 +6,14 @@ Everything here works on whole columns and on distinct strings, never on single 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from stepscope.analysis.ingest import communication, damage, doubts
 from stepscope.analysis.ingest.lanes import build_lanes, thread_names
-from stepscope.analysis.ingest.raw import MISSING, Interner, Raw
+from stepscope.analysis.ingest.raw import MISSING, Interner, Raw, is_constant, own
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.ingest.steps_of_ours import settle_steps
 from stepscope.analysis.records import HealthItem
@@ -31,6 +32,10 @@ from stepscope.tracer.schema import (
     code_of,
 )
 
+CATEGORIES = ("host", "kernel", "memcpy", "wait", "launch")
+"""What `Rules.category` says of a row."""
+
+LAUNCH = CATEGORIES.index("launch")
 COMPUTE, COMM, WAIT, MEMCPY, HOST = (KINDS.index(kind) for kind in ("compute", "comm", "wait", "memcpy", "host"))
 
 
@@ -47,10 +52,10 @@ class RankFile:
         self.health.append(HealthItem(code, text, offset=offset, touches=touches))
 
 
-def normalize(raw: Raw, rules: Rules, own: bool) -> RankFile:
+def normalize(raw: Raw, rules: Rules, ours: bool) -> RankFile:
     """One file's rows in the store's columns, sorted.
 
-    `own`: written by stepscope, whose rows are in step order and never implausible, and whose names follow no kernel's
+    `ours`: written by stepscope, whose rows are in step order and never implausible, and whose names follow no kernel's
     naming. The `rank` column is left at -1: the caller knows the rank.
     """
     result = RankFile(RankData({}))
@@ -59,34 +64,34 @@ def normalize(raw: Raw, rules: Rules, own: bool) -> RankFile:
         result.note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
     titles = thread_names(raw)
     raw = damage.select_rows(raw, result.note)
-    if own:
+    if ours:
         raw = settle_steps(raw, result.note)
-    categories = _per_string(raw, "cat", rules.category, "host")
-    kinds = _kinds(raw, categories, rules, own)
-    if not own:
+    categories = raw.ask(raw.columns["cat"], lambda cat: CATEGORIES.index(rules.category(cat)), 0, np.int8)
+    kinds = _kinds(raw, categories, rules, ours)
+    if not ours:
         kept = ~damage.zero_rows(raw, kinds != HOST, result.note)
         raw, kinds, categories = raw.take(kept), kinds[kept], categories[kept]
     names = Interner()
     events = _plain_columns(raw, names)
-    events["kind"] = kinds.astype(np.int8)
+    events["kind"] = kinds
     device = kinds != HOST
     if len(kinds) and not device.any():
         _host_communication(raw, events, rules, result)
-    groups = communication.fill(raw, events, categories == "launch", rules, names, own)
+    groups = communication.fill(raw, events, categories == LAUNCH, rules, names, ours)
     events["flags"] = _flags(raw, events, categories, rules)
-    if own:
+    if ours:
         ended = (raw.columns["partial"] > 0) | (raw.columns["unfinished"] > 0)
         events["flags"][ended] |= FLAG_PARTIAL
     lanes, events["lane"] = build_lanes(raw, events, device, titles)
     events = sort_events(events)
-    if not own:
+    if not ours:
         damage.cut_impossible(events, lanes, names.strings, result.note)
         doubts.launches(events, names.strings, result.note)
         doubts.unrecognised(events, lanes, names.strings, world_size(raw), result.note)
     if raw.cut is not None:
-        if not own:
+        if not ours:
             damage.mark_cut(events, names.strings)
-        damage.report_cut(raw, own, result.note)
+        damage.report_cut(raw, ours, result.note)
     counters = _counters(raw, names)
     result.data = RankData(events, tuple(names.strings), lanes, counters)
     result.facts = _facts(raw, events, device, groups)
@@ -109,38 +114,24 @@ def base_ns(raw: Raw) -> int:
         return 0
 
 
-def _per_string(raw: Raw, column: str, answer: Any, missing: Any) -> np.ndarray:
-    """`answer(text)` of each row's text in `column`, asked once per distinct text."""
-    codes = raw.columns[column]
-    distinct, inverse = np.unique(codes, return_inverse=True)
-    answers = [answer(raw.strings[code]) if code >= 0 else missing for code in distinct.tolist()]
-    return np.array(answers)[inverse] if len(codes) else np.zeros(0, np.array([missing]).dtype)
-
-
-def _kinds(raw: Raw, categories: np.ndarray, rules: Rules, own: bool) -> np.ndarray:
+def _kinds(raw: Raw, categories: np.ndarray, rules: Rules, ours: bool) -> np.ndarray:
     """Kind of each row: category first, then communication metadata, then the kernel's name."""
-    kinds = np.full(raw.rows, HOST, np.int64)
-    kinds[categories == "memcpy"] = MEMCPY
-    kinds[categories == "wait"] = WAIT
-    kernels = np.flatnonzero(categories == "kernel")
-    described = raw.columns["collective"][kernels] >= 0
-    if own:
-        named = np.zeros(len(kernels), bool)
-    else:
-        codes, inverse = np.unique(raw.columns["name"][kernels], return_inverse=True)
-        named = np.array([code >= 0 and rules.communication(raw.strings[code]) for code in codes.tolist()], bool)[
-            inverse
-        ]
-    kinds[kernels] = np.where(described | named, COMM, COMPUTE)
+    kind_of = {"kernel": COMPUTE, "memcpy": MEMCPY, "wait": WAIT}
+    kinds = np.array([kind_of.get(category, HOST) for category in CATEGORIES], np.int8)[categories]
+    kernels = np.flatnonzero(kinds == COMPUTE)
+    communicates = raw.columns["collective"][kernels] >= 0
+    if not ours:
+        communicates = communicates | raw.ask(raw.columns["name"][kernels], rules.communication, False, bool)
+    kinds[kernels[communicates]] = COMM
     return kinds
 
 
 def _plain_columns(raw: Raw, names: Interner) -> Columns:
-    """The columns that are copied or looked up, one for one."""
-    events = empty_columns(EVENT_COLUMNS, raw.rows)
+    """The columns that are copied or looked up, one for one; those that no row has are one value shown often."""
     source = raw.columns
+    events = {name: np.broadcast_to(np.array([-1], dtype), raw.rows) for name, dtype in EVENT_COLUMNS.items()}
     events["start_ns"] = source["ts"] + base_ns(raw)
-    events["dur_ns"] = np.maximum(source["dur"], 0)
+    events["dur_ns"] = source["dur"]
     for ours, theirs in (
         ("stage", "stage"),
         ("chunk", "chunk"),
@@ -150,15 +141,17 @@ def _plain_columns(raw: Raw, names: Interner) -> Columns:
         ("launch_id", "correlation"),
         ("op_id", "op_id"),
     ):
-        events[ours] = bounded(source[theirs], EVENT_COLUMNS[ours])
-    events["launch_id"][events["launch_id"] == 0] = -1  # 0: launched by no call
-    issued = source["issue_ns"] != MISSING
-    events["issue_ns"][issued] = source["issue_ns"][issued] + base_ns(raw)
-    waiting = source["waits_for"] != MISSING
-    events["op_id"][waiting] = source["waits_for"][waiting]
+        if not is_constant(source[theirs]):
+            events[ours] = bounded(source[theirs], EVENT_COLUMNS[ours])
+    if (events["launch_id"] == 0).any():
+        own(events, "launch_id")[events["launch_id"] == 0] = -1  # 0: launched by no call
+    for ours, theirs, base in (("issue_ns", "issue_ns", base_ns(raw)), ("op_id", "waits_for", 0)):
+        given = source[theirs] != MISSING
+        if given.any():
+            own(events, ours)[given] = source[theirs][given] + base
     for column, vocabulary in (("phase", PHASES), ("axis", AXES), ("strategy", STRATEGIES)):
-        events[column] = _per_string(raw, column, lambda word, v=vocabulary: code_of(v, word), -1).astype(np.int8)
-    events["name_id"] = _per_string(raw, "name", names.code, -1).astype(np.int32)
+        events[column] = raw.ask(source[column], partial(code_of, vocabulary), -1, np.int8)
+    events["name_id"] = raw.ask(source["name"], names.code, -1, np.int32)
     return events
 
 
@@ -170,9 +163,9 @@ def bounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def _host_communication(raw: Raw, events: Columns, rules: Rules, result: RankFile) -> None:
     """A rank without any device row: its `gloo:*` annotations are its communication."""
-    found = _per_string(raw, "name", rules.host_communication, False).astype(bool)
+    found = raw.ask(raw.columns["name"], rules.host_communication, False, bool)
     events["kind"][found] = COMM
-    events["collective"][found] = _per_string(raw, "name", rules.collective, -1)[found].astype(np.int8)
+    own(events, "collective")[found] = raw.ask(raw.columns["name"][found], rules.collective, -1, np.int8)
     result.note(
         "host_ledger",
         "the rank has no device row: its ledger is of host time, with "
@@ -184,22 +177,21 @@ def _host_communication(raw: Raw, events: Columns, rules: Rules, result: RankFil
 def _flags(raw: Raw, events: Columns, categories: np.ndarray, rules: Rules) -> np.ndarray:
     """FLAG_FUSED, FLAG_DEVICE_COPY and FLAG_GRAPH."""
     flags = np.zeros(raw.rows, np.int32)
+    name = raw.columns["name"]
     comm = np.flatnonzero(events["kind"] == COMM)
-    flags[comm] |= FLAG_FUSED * _chosen(raw, comm, rules.fused)
+    flags[comm] |= FLAG_FUSED * raw.ask(name[comm], rules.fused, 0, np.int32)
     copies = np.flatnonzero(events["kind"] == MEMCPY)
-    flags[copies] |= FLAG_DEVICE_COPY * _chosen(raw, copies, lambda name: "DtoD" in name or "Device -> Device" in name)
-    launches = np.flatnonzero((categories == "launch") & (events["launch_id"] >= 0))
-    graphs = launches[_chosen(raw, launches, lambda name: "GraphLaunch" in name).astype(bool)]
+    flags[copies] |= FLAG_DEVICE_COPY * raw.ask(name[copies], _within_a_device, 0, np.int32)
+    launches = np.flatnonzero((categories == LAUNCH) & (events["launch_id"] >= 0))
+    graphs = launches[raw.ask(name[launches], lambda text: "GraphLaunch" in text, False, bool)]
     if len(graphs):
         device = np.isin(events["launch_id"], events["launch_id"][graphs]) & (events["kind"] != HOST)
         flags[device] |= FLAG_GRAPH
     return flags
 
 
-def _chosen(raw: Raw, rows: np.ndarray, rule: Any) -> np.ndarray:
-    """1 where the name of a row fits, else 0."""
-    codes, inverse = np.unique(raw.columns["name"][rows], return_inverse=True)
-    return np.array([int(code >= 0 and rule(raw.strings[code])) for code in codes.tolist()], np.int32)[inverse]
+def _within_a_device(name: str) -> bool:
+    return "DtoD" in name or "Device -> Device" in name
 
 
 def _counters(raw: Raw, names: Interner) -> Columns:

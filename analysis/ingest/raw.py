@@ -7,7 +7,7 @@ Times are integer nanoseconds read from the decimal text, strings are codes into
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -116,10 +116,20 @@ class Raw:
         return replace(self, columns=columns)
 
     def own(self, column: str) -> np.ndarray:
-        """The column as an array of its own that may be changed in place (before it may be one value, shown often)."""
-        if is_constant(self.columns[column]):
-            self.columns[column] = self.columns[column].copy()
-        return self.columns[column]
+        """The column as an array of its own that may be changed in place."""
+        return own(self.columns, column)
+
+    def ask(self, codes: np.ndarray, question: Callable[[str], Any], missing: Any, dtype: Any) -> np.ndarray:
+        """`question(text)` for every code, asked once of each distinct text; `missing` for -1."""
+        if not len(codes) or is_constant(codes):
+            value = missing if not len(codes) or codes[0] < 0 else question(self.strings[codes[0]])
+            return np.broadcast_to(np.array([value], dtype), len(codes))
+        used = np.zeros(len(self.strings) + 1, bool)
+        used[codes] = True  # -1 is the entry behind the last
+        table = np.full(len(used), missing, dtype)
+        for code in np.flatnonzero(used[:-1]).tolist():
+            table[code] = question(self.strings[code])
+        return table[codes]
 
 
 def blank(column: str, rows: int) -> np.ndarray:
@@ -131,6 +141,13 @@ def blank(column: str, rows: int) -> np.ndarray:
 def is_constant(values: np.ndarray) -> bool:
     """Is this one value that is shown many times (np.broadcast_to)?"""
     return len(values) > 1 and values.strides == (0,)
+
+
+def own(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """A column as an array that may be changed in place, also where it was one value shown often."""
+    if not columns[name].flags.writeable:
+        columns[name] = columns[name].copy()
+    return columns[name]
 
 
 class Interner:

@@ -94,7 +94,7 @@ class _Reader:
         self._header: dict[str, Any] = {}
         self._lost: list[Repair] = []
         self._gatherer = Gatherer()
-        overflow = np.frombuffer(b"(one of too many names)", np.uint8)
+        overflow = np.frombuffer(bytearray(b"(one of too many names)"), np.uint8)
         scanner.intern(overflow, 0, len(overflow), self._strings, self._state, self._pending)
 
     def read(self) -> Raw:

@@ -70,7 +70,7 @@ def read_rank(task: Task) -> list[Entry]:
         return broken(task, str(error))
     if not raw.rows:
         return broken(task, raw.cut or "it holds no event")
-    return [written(task, task.rank, normalize(raw, rules_of(task), own=True))]
+    return [written(task, task.rank, normalize(raw, rules_of(task), ours=True))]
 
 
 def _describe(path: Path, entries: list[Entry], health: list[HealthItem]) -> RunMeta:

@@ -54,8 +54,7 @@ def settle_steps(raw: Raw, note: Note) -> Raw:
 
 def _named(raw: Raw, fits: Callable[[str], bool]) -> np.ndarray:
     """Which rows have a name that fits."""
-    codes = [code for code, text in enumerate(raw.strings) if fits(text)]
-    return np.isin(raw.columns["name"], codes)
+    return raw.ask(raw.columns["name"], fits, False, bool)
 
 
 def _latest(raw: Raw, chosen: np.ndarray) -> int | None:

@@ -133,7 +133,7 @@ def write_rank(directory: Path, build: str, rank: int, data: RankData) -> dict[s
     arrays = {}
     for name in EVENT_COLUMNS:
         values = data.events[name]
-        if rows and (values == values[0]).all():
+        if rows and (values.strides == (0,) or (values == values[0]).all()):
             constants[name] = int(values[0])
         elif rows:
             arrays[name] = values
