@@ -6,7 +6,7 @@ A layout cuts the sequence into equal pieces and deals them out; for n = 4 ranks
     zigzag       rank 0: 0 7   rank 1: 1 6   rank 2: 2 5   rank 3: 3 4
 
 A query sees the keys up to its own position. So rank 0 of a contiguous layout has 1 block to compute where the last one
-has n; under zigzag every rank has the same (Brandon et al. 2023, as Megatron and Llama 3 deal it).
+has n; under zigzag every rank has the same (the idea is of Brandon et al. 2023, this way to deal of Megatron and Llama 3).
 
 Positions of a rank always ascend, so that a rank's own block is causal by local index. For any other pair of ranks what
 the queries of one see of the keys of the other is one rectangle without a mask, or nothing.

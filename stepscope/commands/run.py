@@ -10,6 +10,8 @@ import typer
 from stepscope.analysis.errors import StepscopeError
 from stepscope.commands.console import Quiet, say_next
 from stepscope.parallel_runtime.config import (
+    CP_LAYOUTS,
+    CP_MODES,
     OPTIMIZERS,
     PRESETS,
     RECOMPUTE,
@@ -38,7 +40,13 @@ def run(
     pp: Annotated[int, option("Pipeline stages.", LAYOUT)] = 1,
     tp: Annotated[int, option("Tensor parallel ranks: heads, feed-forward and vocabulary are cut.", LAYOUT)] = 1,
     sp: Annotated[bool, option("Cut the sequence over tp between the matrices.", LAYOUT, "--sp")] = False,
-    cp: Annotated[int, option("Context parallel ranks (not built yet).", LAYOUT)] = 1,
+    cp: Annotated[int, option("Context parallel ranks: the sequence is cut, attention included.", LAYOUT)] = 1,
+    cp_mode: Annotated[
+        str, option(f"How attention sees the whole sequence: {', '.join(CP_MODES)}.", LAYOUT)
+    ] = ParallelConfig.cp_mode,
+    cp_layout: Annotated[
+        str, option(f"Which positions a rank of cp holds: {', '.join(CP_LAYOUTS)}.", LAYOUT)
+    ] = ParallelConfig.cp_layout,
     ep: Annotated[int, option("Expert parallel ranks (not built yet).", LAYOUT)] = 1,
     schedule: Annotated[str, option(f"Pipeline schedule: {', '.join(SCHEDULES)}.", LAYOUT)] = "1f1b",
     bucket_mb: Annotated[float, option("Size of a gradient bucket in MB.", LAYOUT)] = ParallelConfig.bucket_mb,
@@ -97,6 +105,8 @@ def run(
         pp=pp,
         dp=dp,
         cp=cp,
+        cp_mode=cp_mode,
+        cp_layout=cp_layout,
         ep=ep,
         tp=tp,
         sp=sp,

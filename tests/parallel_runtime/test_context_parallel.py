@@ -15,7 +15,7 @@ from pool import gloo
 
 from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.comm import DryComm
-from stepscope.parallel_runtime.compose import Configuration, build, streams_of
+from stepscope.parallel_runtime.compose import Configuration, build, seams_of, streams_of
 from stepscope.parallel_runtime.config import CP_LAYOUTS, CP_MODES, ParallelConfig
 from stepscope.parallel_runtime.cp import blocks, traffic
 from stepscope.parallel_runtime.cp.layouts import Block, block_of, pieces_of, positions_of, scores_of
@@ -27,13 +27,17 @@ from stepscope.parallel_runtime.grad_sync import gradient_view
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.messages import sent
 from stepscope.parallel_runtime.model.attention import attention
+from stepscope.parallel_runtime.model.initial import initialise
+from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.train import train_step
+from stepscope.tracer.memory import ActivationMeter
 from stepscope.tracer.recorder import NullRecorder, Recorder
 from stepscope.tracer.schema import plan_of
 
 P = ParallelConfig
 LAYOUTS = st.sampled_from(list(CP_LAYOUTS))
 MODEL = replace(GROUPED, layers=2, seq=16)
+WIDE = replace(MODEL, hidden=32, heads=8, kv_heads=4)
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------
@@ -224,7 +228,6 @@ def rows_of(parallel, model=MODEL, train=TRAIN, rank=0):
 @pytest.mark.parametrize("mode", CP_MODES)
 def test_bytes_sent_are_those_of_the_textbook(mode, ranks):
     """Per layer and microbatch, as formulas on paper; key and value heads have half the width of the query heads."""
-    model = replace(MODEL, hidden=32, heads=8, kv_heads=4)
     B, S, H, h, b, M, L = 2, 16, 32, 16, 8, TRAIN.microbatches, 2
     n = Fraction(ranks)
     forward, backward = {
@@ -233,7 +236,7 @@ def test_bytes_sent_are_those_of_the_textbook(mode, ranks):
         "allgather": ((n - 1) / n * 2 * B * S * h * b, 2 * (n - 1) / n * 2 * B * S * h * b),
     }[mode]
     found = {"forward": Fraction(0), "backward": Fraction(0)}
-    for message, number in traffic.step_traffic(model, P(cp=ranks, cp_mode=mode), TRAIN, 0).items():
+    for message, number in traffic.step_traffic(WIDE, P(cp=ranks, cp_mode=mode), TRAIN, 0).items():
         found[message.phase] += number * sent(message.collective, message.bytes, ranks)
     assert found == {"forward": forward * M * L, "backward": backward * M * L}
 
@@ -292,6 +295,31 @@ def test_messages_travel_while_blocks_are_computed(monkeypatch):
         *("issue cp.kv", "compute", "wait cp.dkv", "issue cp.dkv", "wait cp.kv"),
         *("compute", "wait cp.dkv", "issue cp.dkv", "wait cp.dkv"),
     ]
+
+
+def kept_bytes(parallel):
+    """Bytes that two layers keep for backward on the first rank."""
+    comm = DryComm(Mesh.of(parallel), 0, NullRecorder(0), streams_of(WIDE, parallel, TRAIN))
+    stage = Stage(WIDE, comm.recorder, [0, 1], False, False, seams_of(parallel, comm), torch.float64)
+    initialise(stage, WIDE, 0)
+    held = positions_of(parallel.cp_layout, parallel.cp, 0, WIDE.seq)
+    x = torch.randn(len(held), 2, WIDE.hidden, dtype=torch.float64, requires_grad=True)
+    meter = ActivationMeter(stage.parameters())
+    with meter.watching():
+        stage(x, local_batch(WIDE, TRAIN, 1, 0, 0, positions=held).microbatches[0], 1)
+        return meter.live
+
+
+@pytest.mark.parametrize("mode", CP_MODES)
+def test_every_activation_is_cut(mode):
+    """What is kept is that of one rank divided by cp, to the byte: no mode keeps the keys of the whole sequence.
+
+    Ulysses keeps the output of attention twice, as it left attention and as it came back to its positions.
+    """
+    alone = kept_bytes(P())
+    if mode == "ulysses":
+        alone += 2 * WIDE.seq * 2 * WIDE.hidden * 8  # of two layers, two sequences
+    assert {cp: kept_bytes(P(cp=cp, cp_mode=mode)) for cp in (2, 4)} == {2: alone / 2, 4: alone / 4}
 
 
 def rows_on_rank(rank, parallel):
