@@ -49,11 +49,11 @@ class OnlineAttention:
 
 
 class OnlineGradients:
-    """Backward of `OnlineAttention`: `query` is complete when all blocks have been added."""
+    """Backward of `OnlineAttention`: `query` gives the queries' gradient when all blocks have been added."""
 
     def __init__(self, gradient_BNQD: Tensor, q_BNQD: Tensor, output_BNQD: Tensor, lse_BNQ: Tensor) -> None:
         self._gradient, self._query, self._output, self._lse = gradient_BNQD, q_BNQD, output_BNQD, lse_BNQ
-        self.query = torch.zeros_like(q_BNQD)
+        self._d_query = torch.zeros_like(q_BNQD, dtype=lse_BNQ.dtype)
 
     def add(self, key_value: Tensor, block: Block | None) -> Tensor | None:
         """Take in the same block again: its gradients of the keys and values that were seen, (2, B, K, T, D)."""
@@ -64,8 +64,12 @@ class OnlineGradients:
         gradient, query, output = (x[:, :, first:last] for x in (self._gradient, self._query, self._output))
         lse = self._lse[:, :, first:last]
         d_query, d_key, d_value = attend_block_backward(gradient, query, key, value, output, lse, causal)
-        self.query[:, :, first:last] += d_query
+        self._d_query[:, :, first:last] += d_query
         return torch.stack((d_key, d_value))
+
+    def query(self) -> Tensor:
+        """(B, N, Q, D), in the queries' type."""
+        return self._d_query.to(self._query.dtype)
 
 
 def collect(total: Tensor, part: Tensor | None, block: Block | None) -> None:

@@ -52,7 +52,7 @@ class GatheredAttention(torch.autograd.Function):
             block = block_of(ctx.layout, ranks, here, source, length)
             collect(parts[source], gradient.add(whole[source], block), block)
         d_key, d_value = comm.reduce_scatter(parts.flatten(0, 1), "cp", strategy="cp").wait()
-        return None, None, gradient.query, d_key, d_value
+        return None, None, gradient.query(), d_key, d_value
 
 
 def _others(ranks: int, here: int) -> list[int]:

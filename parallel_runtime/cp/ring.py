@@ -62,7 +62,7 @@ class RingAttention(torch.autograd.Function):
                 key_value = shifting.wait()
         assert arriving is not None
         d_key, d_value = arriving.wait()
-        return None, None, gradient.query, d_key, d_value
+        return None, None, gradient.query(), d_key, d_value
 
 
 def _shift(comm: Comm, tensor: Tensor, stream: str) -> Any:

@@ -159,26 +159,45 @@ def test_blocks_merge_to_the_attention_of_one_device(kernel, ranks, layout, head
             d_part = torch.zeros_like(key_value[..., held[source], :])
             blocks.collect(d_part, back.add(key_value[..., held[source], :], block), block)
             d_key_value[..., held[source], :] += d_part
-        torch.testing.assert_close(back.query, wanted[0].grad[:, :, mine], rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(back.query(), wanted[0].grad[:, :, mine], rtol=1e-11, atol=1e-11)
     for found, x in zip(d_key_value, wanted[1:], strict=True):
         torch.testing.assert_close(found, x.grad, rtol=1e-11, atol=1e-11)
 
 
 def test_low_precision_is_merged_in_float32(kernel):
-    """bfloat16: as good as one device in bfloat16, both against float64 (measured: 1.6 times its error)."""
-    ranks, local = 4, 32
-    exact = inputs(ranks, local, torch.float64)[:3]
-    q, k, v = (x.bfloat16() for x in exact)
-    right = attention(*(x.double() for x in (q, k, v)))
-    online = blocks.OnlineAttention(q[:, :, -local:])
-    for source in (3, 2, 1, 0):
-        keys = slice(source * local, (source + 1) * local)
-        online.add(torch.stack((k[:, :, keys], v[:, :, keys])), block_of("contiguous", ranks, 3, source, local))
+    """bfloat16, eight blocks: about as good as one device in bfloat16, both against float64; so is the queries' gradient.
+
+    Measured: 1.0 to 1.3 times its error; merged in bfloat16 it would be 2.5 times.
+    """
+    ranks, local = 8, 16
+    mine = slice(-local, None)
+    q, k, v, gradient = (x.bfloat16() for x in inputs(ranks, local, torch.float64))
+
+    def on_one_device(dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        output = attention(*leaves)
+        output.backward(gradient.to(dtype))
+        return output.detach()[:, :, mine].double(), leaves[0].grad[:, :, mine].double()
+
+    plan = [
+        (
+            torch.stack((k, v))[..., source * local : (source + 1) * local, :],
+            block_of("contiguous", 8, 7, source, local),
+        )
+        for source in reversed(range(ranks))
+    ]
+    online = blocks.OnlineAttention(q[:, :, mine])
+    for key_value, block in plan:
+        online.add(key_value, block)
     output, lse = online.result()
-    assert output.dtype == torch.bfloat16 and lse.dtype == torch.float32
-    error = (output.double() - right[:, :, -local:]).abs().max()
-    alone = (attention(q, k, v).double() - right)[:, :, -local:].abs().max()
-    assert error < 2 * alone
+    back = blocks.OnlineGradients(gradient[:, :, mine], q[:, :, mine], output, lse)
+    for key_value, block in plan:
+        back.add(key_value, block)
+    assert output.dtype == back.query().dtype == torch.bfloat16 and lse.dtype == torch.float32
+    for found, right, alone in zip(
+        (output, back.query()), on_one_device(torch.float64), on_one_device(torch.bfloat16), strict=True
+    ):
+        assert (found.double() - right).norm() < 1.5 * (alone - right).norm()
 
 
 def test_merging_by_hand():

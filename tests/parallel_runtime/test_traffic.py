@@ -72,7 +72,8 @@ CASES = {
 def test_rows_are_the_predicted_ones(case):
     model, parallel, train = CASES[case]
     mesh = Mesh.of(parallel)
-    for rank in range(mesh.world_size):
+    last_of_each_stage = range(mesh.stage_size - 1, mesh.world_size, mesh.stage_size)
+    for rank in sorted({0, *last_of_each_stage}):
         predicted = step_traffic(model, parallel, train, mesh.coordinates(rank)["pp"])
         assert recorded(model, parallel, train, rank) == predicted, rank
 
