@@ -19,7 +19,7 @@ from stepscope.analysis.ingest.normalize import RankFile
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.run import Run
-from stepscope.tracer.schema import STORE_DIRECTORY, GroupMeta, RunMeta
+from stepscope.tracer.schema import STORE_DIRECTORY, ActionMeta, GroupMeta, RunMeta
 
 PARALLEL_FROM = 64 << 20
 """Files of more bytes than this together are read by several processes."""
@@ -56,6 +56,7 @@ class Task:
     build: str
     size: int = 0
     rules: str | None = None
+    others: tuple[str, ...] = ()  # further files, where one task reads a whole job
 
     @property
     def file(self) -> str:
@@ -202,6 +203,9 @@ def meta_from_ranks(name: str, entries: list[Entry], source: str) -> RunMeta:
             if known is None or (not known.axis and group["axis"]) or (not known.ranks and group["ranks"]):
                 groups[group["name"]] = GroupMeta(group["name"], group["axis"], tuple(group["ranks"]))
     backends = sorted({fact["backend"] for fact in facts if fact["backend"]})
+    coords = [fact.get("coords") for fact in facts]
+    placed = len(coords) == world and all(coords)
+    tables = [tuple(ActionMeta(*action) for action in fact.get("table", ())) for fact in facts]
     hosts = tuple(fact["host"] for fact in facts)
     return RunMeta(
         run_id=name,
@@ -210,6 +214,9 @@ def meta_from_ranks(name: str, entries: list[Entry], source: str) -> RunMeta:
         complete=source == "imported",
         world_size=world,
         hosts=hosts if all(hosts) and len(hosts) == world else (),
+        mesh=facts[0]["mesh"] if placed else {},
+        coords=tuple(coords) if placed else (),  # type: ignore[arg-type]
+        pipeline_table=tuple(tables) if placed and all(tables) else (),
         groups=tuple(groups.values()),
         backend=", ".join(backends),
     )

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import ndtimeline, nsys
 from stepscope.analysis.ingest.source import ByteSource
 
 HEAD_BYTES = 8 << 20
@@ -13,6 +17,7 @@ HEAD_BYTES = 8 << 20
 
 _FIRST_LOOK = 1 << 16
 _EVENTS = re.compile(rb'"traceEvents"\s*:')
+_DUMP = re.compile(rb'"\d+"\s*:\s*\{[^{}]*"fwd_start"\s*:')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 
 
@@ -24,12 +29,26 @@ def detect(path: str) -> tuple[str | None, str]:
             head = _more(source, b"", _FIRST_LOOK)
             if not head:
                 return None, source.cut or "it is empty"
+            if head.startswith(nsys.MAGIC):
+                why = nsys.why_not(path) if "://" not in path else "an Nsight Systems export is read from a local copy"
+                return (None, why) if why else ("nsys", "")
+            if head.startswith(b"PAR1"):
+                return _of_table(pq.read_schema(path).names) if "://" not in path else (None, "copy the table here")
+            if head.split(b"\n", 1)[0].count(b",") >= len(ndtimeline.COLUMNS) - 1 and head[:1] not in b"{[":
+                return _of_table(head.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(","))
             return _of_json(source, head)
-    except StepscopeError as error:
+    except (StepscopeError, pa.ArrowInvalid) as error:
         return None, str(error)
 
 
+def _of_table(columns: list[str]) -> tuple[str | None, str]:
+    missing = [name for name in ndtimeline.COLUMNS if name not in columns]
+    return (None, f"the table has no column {', '.join(missing)}") if missing else ("ndtimeline", "")
+
+
 def _of_json(source: ByteSource, head: bytes) -> tuple[str | None, str]:
+    if head.startswith(b"\x4e\x56\x54\x58") or b"nsys-rep" in head[:256]:
+        return None, "it is an Nsight Systems report: export it with `nsys export --type sqlite`"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] not in (b"{", b"["):
         return None, "it is neither JSON nor another known format"
@@ -42,6 +61,8 @@ def _of_json(source: ByteSource, head: bytes) -> tuple[str | None, str]:
         if len(longer) == len(head):
             break
         head = longer
+    if _DUMP.search(head[:_FIRST_LOOK]):
+        return "pp-vis", ""
     return None, "it is JSON without a list of trace events"
 
 

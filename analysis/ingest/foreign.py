@@ -9,17 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import kineto
+from stepscope.analysis.ingest import kineto, ndtimeline, nsys, pp_vis
 from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
 from stepscope.analysis.ingest.detect import detect
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.records import HealthItem
 from stepscope.tracer.schema import RunMeta
 
-READERS: dict[str, Callable[[Task], list[Entry]]] = {"kineto": kineto.read_file}
-"""Format -> reader of one file."""
+READERS: dict[str, Callable[[Task], list[Entry]]] = {
+    "kineto": kineto.read_file,
+    "nsys": nsys.read_file,
+    "ndtimeline": ndtimeline.read_file,
+    "pp-vis": pp_vis.read_file,
+}
+"""Format -> reader of one task."""
 
-FORMAT_NAMES = {"kineto": "PyTorch profiler (Kineto)"}
+FORMAT_NAMES = {
+    "kineto": "PyTorch profiler (Kineto)",
+    "nsys": "Nsight Systems",
+    "ndtimeline": "table of operations (ndtimeline)",
+    "pp-vis": "pipeline dump (pp-vis)",
+}
+
+WHOLE_JOBS = ("ndtimeline", "pp-vis")
+"""Formats whose files are read together: the windows of the steps are common to all ranks."""
 
 
 def plan_foreign(paths: list[str], rules: str | None) -> Plan:
@@ -39,13 +52,13 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
         said = "; ".join(f"{FORMAT_NAMES[format]}: {Path(files[0]).name}" for format, files in found.items())
         raise StepscopeError(f"the files are of several formats ({said}): give those of one run")
     [(format, files)] = found.items()
-    hints = kineto.ranks_of(files, load_rules(rules))
+    hints = _first_ranks(files) if format == "nsys" else kineto.ranks_of(files, load_rules(rules))
     identity = _identity(paths)
     sources: dict[str, Any] = {file: _fingerprint(file) for file in files}
     if rules is not None:
         sources[f"rules {rules}"] = fingerprint(Path(rules))
     tasks = partial(_tasks, format, files, hints, rules)
-    describe = partial(_describe, identity.name, ignored, hints)
+    describe = partial(_describe, identity.name, format, ignored)
     return Plan(identity, False, sources, tasks, read_file, describe)
 
 
@@ -54,23 +67,39 @@ def read_file(task: Task) -> list[Entry]:
     return READERS[task.format](task)
 
 
+def _first_ranks(files: list[str]) -> dict[str, int]:
+    """Of exports with several devices each: the rank of the first device, counted on from file to file."""
+    first, hints = 0, {}
+    for file in sorted(files, key=lambda one: kineto.natural(Path(one).name)):
+        hints[file] = first
+        first += len(nsys.devices(file))
+    return hints
+
+
 def _tasks(
     format: str, files: list[str], hints: dict[str, int], rules: str | None, directory: Path, build: str
 ) -> list[Task]:
+    if format in WHOLE_JOBS:
+        ordered = sorted(files, key=lambda one: kineto.natural(Path(one).name))
+        size = sum(int(_fingerprint(file)[0]) for file in files)
+        return [Task(format, ordered[0], None, directory, build, size, rules, tuple(ordered[1:]))]
     return [Task(format, file, hints.get(file), directory, build, int(_fingerprint(file)[0]), rules) for file in files]
 
 
 def _describe(
-    name: str, ignored: list[tuple[str, str]], hints: dict[str, int], entries: list[Entry], health: list[HealthItem]
+    name: str, format: str, ignored: list[tuple[str, str]], entries: list[Entry], health: list[HealthItem]
 ) -> RunMeta:
     if ignored:
         listed = ", ".join(Path(file).name for file, _ in ignored[:10]) + (", ..." if len(ignored) > 10 else "")
         health.append(HealthItem("ignored_files", f"{len(ignored)} files are no traces and were ignored: {listed}"))
     unsaid = [entry for entry in entries if entry["facts"]["rank"] is None]
-    if unsaid and len(entries) > 1:
+    if format == "kineto" and unsaid and len(entries) > 1:
         listed = ", ".join(f"{entry['file']} = {entry['rank']}" for entry in unsaid[:4])
         text = f"{len(unsaid)} files do not say which rank they are of: taken from their names ({listed}, ...)"
         health.append(HealthItem("rank_from_name", text))
+    if format == "nsys":
+        places = ", ".join(f"rank {entry['rank']}: {entry['facts']['place']}" for entry in entries[:8])
+        health.append(HealthItem("rank_from_device", f"ranks are counted over the devices ({places})"))
     return meta_from_ranks(name, entries, "imported")
 
 

@@ -48,7 +48,7 @@ def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
     if all(places.values()) and len(set(places.values())) == len(rest):
         ordered = sorted(rest, key=lambda file: places[file])
     else:
-        ordered = sorted(rest, key=lambda file: _natural(names[file]))
+        ordered = sorted(rest, key=lambda file: natural(names[file]))
     free = (rank for rank in range(len(files) + len(by_user)) if rank not in by_user.values())
     return by_user | dict(zip(ordered, free, strict=False))
 
@@ -58,6 +58,6 @@ def _coordinates(name: str) -> tuple[int, ...]:
     return tuple(found.get(axis, 0) for axis in _OUTERMOST_FIRST) if found else ()
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers by value: `rank-2` before `rank-10`."""
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names with numbers by value: `rank-2` before `rank-10`."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

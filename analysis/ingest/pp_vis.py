@@ -1,0 +1,98 @@
+"""Per-rank pipeline dumps (`pp_rank_0.json`, ... of pp-vis): start and end of every forward and backward, in ms.
+
+They hold no communication. The i-th forward (and the i-th backward) of an iteration is that of microbatch i, where the
+stages have one chunk each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from stepscope.analysis.ingest.build import Entry, Task, broken, written
+from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
+
+FIELDS = ("fwd_start", "fwd_end", "bwd_start", "bwd_end")
+CONFIG = "config.json"
+
+_KINDS = {"forward": Kind("compute", "forward"), "backward": Kind("compute", "backward")}
+
+
+def is_dump(content: Any) -> bool:
+    """Is this parsed JSON a rank's dump: iterations that hold lists of starts and ends?"""
+    if not isinstance(content, dict) or not content:
+        return False
+    iterations = [value for key, value in content.items() if str(key).isdigit()]
+    return bool(iterations) and all(isinstance(one, dict) and set(FIELDS) <= set(one) for one in iterations)
+
+
+def read_file(task: Task) -> list[Entry]:
+    """All stages of one job. A stage whose dump cannot be read is `broken`; the rest of the job is laid out without it."""
+    config = _config(Path(task.path).parent)
+    chunks = int(config.get("vp_size") or 1)
+    ranks: dict[int, Rows] = {}
+    files: dict[int, str] = {}
+    lost: list[Entry] = []
+    for index, path in enumerate((task.path, *task.others)):
+        found = re.search(r"(\d+)(?!.*\d)", Path(path).stem)
+        rank = int(found.group(1)) if found else index
+        try:
+            ranks[rank] = _rows(json.loads(Path(path).read_text(encoding="utf-8")), chunks)
+            files[rank] = path
+        except (OSError, ValueError, TypeError) as error:
+            lost += broken(Task(task.format, path, rank, task.directory, task.build), str(error))
+    spans, begins = lay_out(ranks), begins_of(ranks)
+    stages = int(config.get("pp_size") or len(ranks))
+    entries = []
+    for rank, rows in sorted(ranks.items()):
+        result = rank_file(rows, _KINDS, spans, begins, stage=rank % stages)
+        if len(ranks) <= stages:
+            result.facts |= {"mesh": {"pp": stages}, "coords": {"pp": rank}, "table": _actions(rows)}
+        own = Task(task.format, files[rank], rank, task.directory, task.build)
+        entries.append(written(own, rank, result))
+    return entries + lost
+
+
+def _rows(content: Any, chunks: int) -> Rows:
+    """One stage's operations in program order; ValueError says what is wrong."""
+    if not is_dump(content):
+        raise ValueError(f"it has no iterations with {', '.join(FIELDS)}")
+    rows = Rows()
+    for step, iteration in sorted((int(key), value) for key, value in content.items() if str(key).isdigit()):
+        operations = []
+        for name, prefix in (("forward", "fwd"), ("backward", "bwd")):
+            starts, ends = iteration[f"{prefix}_start"], iteration[f"{prefix}_end"]
+            if len(starts) != len(ends):
+                raise ValueError(f"iteration {step} has {len(starts)} starts and {len(ends)} ends of {name}")
+            operations += [
+                (round(start * 1e6), round(end * 1e6), name, index if chunks == 1 else -1)
+                for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+            ]
+        for start, end, name, microbatch in sorted(operations):
+            rows.step.append(step)
+            rows.start.append(start)
+            rows.end.append(max(start, end))
+            rows.name.append(name)
+            rows.microbatch.append(microbatch)
+            rows.chunk.append(0 if chunks == 1 else -1)
+            rows.group.append("")
+            rows.peer.append(-1)
+            rows.seq.append(-1)
+    return rows
+
+
+def _actions(rows: Rows) -> list[list[Any]]:
+    """The order of computations in the first iteration: phase, chunk, microbatch."""
+    first = rows.step[0] if rows.step else -1
+    listed = zip(rows.step, rows.name, rows.chunk, rows.microbatch, strict=True)
+    return [[name, chunk, microbatch] for step, name, chunk, microbatch in listed if step == first]
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
