@@ -34,8 +34,9 @@ def detect(path: str) -> tuple[str | None, str]:
                 return (None, why) if why else ("nsys", "")
             if head.startswith(b"PAR1"):
                 return _of_table(pq.read_schema(path).names) if "://" not in path else (None, "copy the table here")
-            if head.split(b"\n", 1)[0].count(b",") >= len(ndtimeline.COLUMNS) - 1 and head[:1] not in b"{[":
-                return _of_table(head.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(","))
+            first_line = head.removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
+            if first_line[:1] not in (b"{", b"[") and b"optype" in first_line:
+                return _of_table(first_line.decode("utf-8", "replace").strip().split(","))
             return _of_json(source, head)
     except (StepscopeError, pa.ArrowInvalid) as error:
         return None, str(error)

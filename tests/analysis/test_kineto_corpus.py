@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_ledger import COMM, HOST, whole_trace
+from plain_ledger import COMM, COMPUTE, HOST, MEMCPY, whole_trace
 
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.run import Run
