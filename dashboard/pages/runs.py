@@ -33,7 +33,16 @@ def page(catalogue: Catalogue) -> html.Div:
         [
             html.Div(
                 [
-                    html.Div([html.H1("Runs"), html.Span(f"under {catalogue.root}", className="ss-of")]),
+                    html.Div(
+                        [
+                            html.H1("Runs"),
+                            html.Span(
+                                f"under {catalogue.root.name or catalogue.root}",
+                                className="ss-of",
+                                title=str(catalogue.root),
+                            ),
+                        ]
+                    ),
                     html.Div(
                         [
                             html.Span(
