@@ -306,7 +306,7 @@ def test_tabs_show_their_tables(watched: Watched):
     page.get_by_role("tab", name="Events").click()
     page.locator("#events-search").fill("bucket 2")
     expect(page.locator("#events-count")).to_contain_text("48 operations")
-    page.locator(".ag-row").first.click()
+    page.locator(".ag-row", has_text="bucket 2").first.click()
     expect(page.get_by_label("Selected operation")).to_contain_text("all_reduce bucket 2")
 
 
