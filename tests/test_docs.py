@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stepscope.__main__ import status_of
 from stepscope.commands import command_line, load, reference, with_default_command
 from stepscope.exit_codes import ExitCode
 
@@ -119,6 +121,20 @@ def test_every_exit_status_is_documented() -> None:
     for code in ExitCode:
         assert re.search(rf"^\| {code.value} \| ", page, flags=re.MULTILINE), code
     assert {"| 130 |", "| 141 |"} <= set(re.findall(r"^\| \d+ \|", page, flags=re.MULTILINE))
+
+
+def test_the_report_in_the_readme_is_what_analyze_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = re.search(r"^```text\n(.*?)\n```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    sample = shutil.copytree(
+        ROOT / "sample_traces/dp2_pp2_1f1b", tmp_path / "dp2_pp2_1f1b", ignore=shutil.ignore_patterns(".stepscope")
+    )
+    assert status_of(["analyze", str(sample)]) == ExitCode.OK
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed.startswith(shown[1]), "copy the head of `stepscope analyze sample_traces/dp2_pp2_1f1b -q` again"
 
 
 def test_a_page_without_marks_is_refused() -> None:
