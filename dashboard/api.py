@@ -104,6 +104,16 @@ def routes(catalogue: Catalogue) -> Blueprint:
         after = _integer("after") if request.args.get("after") else None
         return _json(questions.search(loaded, wanted, min(max(_integer("bins"), 1), MAX_BINS), after))
 
+    @api.get("/report/<path:run_id>")
+    def report(run_id: str) -> Response:
+        from stepscope.analysis.report.html import to_html
+
+        loaded = run_of(run_id)
+        page = Response(to_html(loaded.report), mimetype="text/html")
+        name = "".join(c if c.isalnum() or c in "-_." else "-" for c in loaded.run.meta.name)[:80]
+        page.headers["Content-Disposition"] = f'attachment; filename="{name or "report"}.html"'
+        return page
+
     return api
 
 

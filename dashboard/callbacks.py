@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import dash_ag_grid as dag
 import plotly.graph_objects as go
@@ -84,7 +84,14 @@ def _run_page(catalogue: Catalogue, run_id: str) -> tuple[Any, Any]:
 def _run_crumbs(loaded: LoadedRun) -> list[Any]:
     meta = loaded.run.meta
     facts = html.Span(f"{text.mesh_label(meta.mesh, meta.world_size)} · {meta.world_size} ranks", className="ss-of")
-    return [*_crumbs(text.name(meta.name, 80)), facts, parts.source_badge(meta.source)]
+    report = html.A(
+        "Report",
+        href=f"/api/report/{quote(loaded.id, safe='/')}",
+        className="ss-button ss-push",
+        download="",
+        title="The whole report as one self-contained HTML page",
+    )
+    return [*_crumbs(text.name(meta.name, 80)), facts, parts.source_badge(meta.source), report]
 
 
 def loaded_all(catalogue: Catalogue, ids: list[str]) -> tuple[list[LoadedRun], str]:

@@ -81,7 +81,7 @@ def _times(loaded: LoadedRun, start: int, end: int) -> list[list[str]]:
 
 def _fill_event(loaded: LoadedRun, track: Track, row: int, found: dict[str, Any]) -> None:
     """The facts of one row of the column store."""
-    data = loaded.run.rank(track.rank)
+    data = loaded.data(track.rank)
     columns = {name: int(values[row]) for name, values in data.events.items()}
     start, end = _extent(track, found["index"])
     lane = next((lane.name for lane in data.lanes if lane.index == columns["lane"]), str(columns["lane"]))

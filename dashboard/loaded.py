@@ -11,7 +11,7 @@ import pandas as pd
 
 from stepscope.analysis.records import Health
 from stepscope.analysis.report import view
-from stepscope.analysis.run import Run
+from stepscope.analysis.run import RankData, Run
 from stepscope.dashboard import text
 from stepscope.dashboard.level_of_detail import Track
 from stepscope.dashboard.tracks import Clock, Labels, Segments, build_tracks
@@ -22,6 +22,9 @@ Progress = Callable[[str, float], None]
 
 MAX_BOUNDS = 20_000
 """Step boundaries of single ranks are drawn up to so many; beyond that those of the whole run only."""
+
+
+KEPT_RANKS = 8
 
 
 class Parts:
@@ -91,10 +94,21 @@ class LoadedRun:
     of_rank: dict[int, range] = field(default_factory=dict)  # rank -> its track ids
     steps: list[dict[str, Any]] = field(default_factory=list)  # step, start, end over all ranks
     bounds: dict[int, list[int]] = field(default_factory=dict)  # rank -> starts of its steps and the last end
+    recent: list[int] = field(default_factory=list)  # ranks whose columns are in memory, the latest first
 
     def summary(self) -> Summary:
         """What a card shows, small enough to be kept of every run."""
         return Summary(self.run.meta, self.report.health, view.mean_bar(self.report), view.scope(self.report))
+
+    def data(self, rank: int) -> RankData:
+        """All columns of one rank; those of the ranks asked for before are forgotten beyond a few."""
+        found = self.run.rank(rank)
+        if self.run.path is not None:
+            self.recent = [rank, *(one for one in self.recent if one != rank)]
+            for old in self.recent[KEPT_RANKS:]:
+                self.run.release(old)
+            self.recent = self.recent[:KEPT_RANKS]
+        return found
 
     def rank_label(self, rank: int) -> str:
         """`pp1 dp0`, empty without a recorded mesh."""

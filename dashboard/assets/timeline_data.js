@@ -92,7 +92,7 @@
     refresh() {
       const wanted = this.wish();
       if (!wanted) return;
-      if (this.covers(wanted)) { this.settled(); return; }
+      if (!wanted.overLanes.length || this.covers(wanted)) { this.settled(); return; }
       if (this.busy) { this.again = true; return; }
       this.busy = true;
       this.fetches += 1;

@@ -160,14 +160,12 @@ def findings(report: Report, loaded: LoadedRun) -> html.Section:
 
 
 def _finding(finding: Finding, loaded: LoadedRun) -> html.Button:
-    def after(ns: int | None) -> str:
-        return "" if ns is None else str(ns - loaded.origin)
-
+    start, end = _interval(finding, loaded)
     evidence = {
         "data-finding": "true",
         "data-rank": "" if finding.rank is None else str(finding.rank),
-        "data-start": after(finding.start_ns),
-        "data-end": after(finding.end_ns),
+        "data-start": "" if start is None else str(start),
+        "data-end": "" if end is None else str(end),
         "data-op": "" if finding.op_id is None or finding.op_id < 0 else str(finding.op_id),
         "aria-pressed": "false",
     }
@@ -189,6 +187,15 @@ def _finding(finding: Finding, loaded: LoadedRun) -> html.Button:
         type="button",
         **attributes(evidence),
     )
+
+
+def _interval(finding: Finding, loaded: LoadedRun) -> tuple[int | None, int | None]:
+    """When a finding shows, ns after the run's origin: its own interval, else its step, else the typical step."""
+    if finding.start_ns is not None and finding.end_ns is not None:
+        return finding.start_ns - loaded.origin, finding.end_ns - loaded.origin
+    wanted = loaded.report.picture_step if finding.step is None else finding.step
+    step = next((s for s in loaded.steps if s["step"] == wanted), None)
+    return (step["start"], step["end"]) if step else (None, None)
 
 
 # -- tabs --------------------------------------------------------------------------------------------------------------

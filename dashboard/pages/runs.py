@@ -100,7 +100,9 @@ def _row(run: Found, opening: Opening | None) -> html.Tr:
     summary = opening.summary if opening else None
     error = run.error or (opening.error if opening else "")
     pick = dcc.Checklist(
-        options=[{"label": html.Span(f"compare {name}", className="ss-visually-hidden"), "value": run.id}],
+        options=[
+            {"label": html.Span(f"compare {text.name(run.id, 80)}", className="ss-visually-hidden"), "value": run.id}
+        ],
         value=[],
         id={"type": "pick", "run": run.id},
         className="ss-pick",

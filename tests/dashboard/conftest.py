@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from stepscope.dashboard.app import create_app
 from stepscope.dashboard.catalogue import Catalogue
 from stepscope.dashboard.loaded import LoadedRun, Progress, load
 from stepscope.dashboard.server import HOST, QuietHandler
+from stepscope.tracer.schema import RunMeta
 
 
 def quiet(text: str, share: float) -> None:
@@ -26,6 +28,8 @@ RUNS: dict[str, Callable[[], Run]] = {
     "slow": lambda: synthetic.pipeline(run_id="slow"),
     "even": lambda: synthetic.pipeline(slow_rank=-1, seed=3, run_id="even"),
     "hostile": synthetic.hostile,
+    "empty": lambda: synthetic.empty("empty"),
+    "wide": lambda: synthetic.random_run(128, 300, run_id="wide"),
     "dense": lambda: synthetic.pipeline(2, 2, 64, 3, 24, -1, run_id="dense"),
 }
 
@@ -43,13 +47,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, make in RUNS.items():
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(make().meta.to_json(), "utf-8")
-    (folder / "broken").mkdir()
+    for name in ("broken", "lengthy"):
+        (folder / name).mkdir()
+    (folder / "lengthy" / "run.json").write_text(RunMeta("lengthy", "lengthy").to_json(), "utf-8")
     (folder / "broken" / "run.json").write_text('{"run_id": <script>', "utf-8")
     return folder
 
 
 def opener(run_id: str, path: Path, progress: Progress) -> LoadedRun:
     """Opens the synthetic run of that name; raises as a reader would for others."""
+    for tenth in range(40 if run_id == "lengthy" else 0):
+        progress("reading file 1 of 1", tenth / 40)
+        time.sleep(0.1)
+    if run_id == "lengthy":
+        return load(run_id, RUNS["even"](), progress)
     if run_id not in RUNS:
         raise ValueError(f"{run_id} holds no rank file <i>at all</i>")
     return load(run_id, RUNS[run_id](), progress)

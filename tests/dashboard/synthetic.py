@@ -293,6 +293,12 @@ def pipeline(
     return Run.from_memory(maker.meta(run_id, "simulated"), {r.rank: r.data() for r in maker.ranks})
 
 
+def empty(run_id: str) -> Run:
+    """Two ranks that recorded nothing."""
+    data = {rank: RankData(empty_columns(EVENT_COLUMNS)) for rank in (0, 1)}
+    return Run.from_memory(RunMeta(run_id, run_id, complete=True, world_size=2), data)
+
+
 HOSTILE_NAMES = (
     "<b>bold</b><img src=x onerror=\"document.title='owned'\">",
     'quote " and \' and </script><script>document.title="owned"</script>',

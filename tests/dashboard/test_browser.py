@@ -59,9 +59,9 @@ def test_two_runs_are_picked_and_compared(watched: Watched):
     assert "/compare?runs=" in page.url
     expect(page.get_by_text("The deltas of the terms add up")).to_be_visible()
     expect(page.locator(".ss-verdict")).to_contain_text("a step")
-    same = "(() => { const [a, b] = stepscope.timelines(); return [a.view === b.view, a.shift, b.shift, a.meta.steps[1].start, b.meta.steps[1].start]; })()"
-    one_view, shift_a, shift_b, step_a, step_b = watched.evaluate(same)
-    assert one_view and shift_a == step_a and shift_b == step_b
+    assert watched.evaluate(
+        "stepscope.timelines().every((t) => t.view === T.view && t.shift === t.meta.steps[1].start)"
+    )
     before = view(watched)
     page.locator(".ss-timeline").nth(1).focus()
     page.keyboard.press("w")
@@ -281,8 +281,12 @@ def test_one_request_at_a_time_and_the_latest_wish_wins(watched: Watched):
     page.evaluate(
         """() => {
           const real = window.fetch; window.flying = 0; window.most = 0;
-          window.fetch = (...a) => String(a[0]).includes('/api/view') ? (window.flying++, window.most = Math.max(window.most, window.flying),
-            new Promise((r) => setTimeout(r, 30)).then(() => real(...a)).finally(() => window.flying--)) : real(...a);
+          window.fetch = async (...a) => {
+            if (!String(a[0]).includes('/api/view')) return real(...a);
+            window.flying++; window.most = Math.max(window.most, window.flying);
+            await new Promise((r) => setTimeout(r, 30));
+            try { return await real(...a); } finally { window.flying--; }
+          };
         }"""
     )
     page.locator(".ss-timeline").focus()
@@ -365,3 +369,53 @@ def test_addresses_that_lead_nowhere_say_so(watched: Watched):
     ):
         page = watched.go(path, ".ss-message")
         expect(page.locator(".ss-message")).to_contain_text(words)
+
+
+def test_long_work_says_how_far_it_is_and_can_be_cancelled(watched: Watched):
+    page = watched.go("/run/lengthy", "#opening-cancel")
+    expect(page.locator("#opening-text")).to_contain_text("reading file 1 of 1", timeout=10_000)
+    page.locator("#opening-cancel").click()
+    page.wait_for_selector(".ss-run-table")
+    page.go_back()
+    page.wait_for_selector("#opening-cancel, .ss-message")
+    page.goto(watched.address + "/run/lengthy")
+    page.wait_for_selector(".ss-timeline[data-ready]", timeout=60_000)
+
+
+def test_a_run_that_recorded_nothing_opens_and_says_so(watched: Watched):
+    page = watched.go("/run/empty")
+    expect(page.locator(".ss-headline")).to_contain_text("No whole step")
+    for name in ("Rank × step", "Overlap", "Stragglers", "Events"):
+        page.get_by_role("tab", name=name).click()
+        expect(page.locator("#tab-body h3").first).to_be_visible()
+    watched.quiet()
+
+
+def test_many_ranks_are_folded_and_only_what_is_in_view_is_asked_for(watched: Watched):
+    page = watched.go("/run/wide")
+    assert watched.evaluate("T.layout.rows.length") == 128
+    assert watched.evaluate("T.feed.data.lanes.size") < 60
+    before = watched.evaluate("T.feed.fetches")
+    page.locator(".ss-timeline").focus()
+    for _ in range(6):
+        page.keyboard.press("PageDown")
+    watched.quiet()
+    assert watched.evaluate("T.scroll") > 0 and watched.evaluate("T.feed.fetches") > before
+    page.locator(".ss-filter").fill("120-121")
+    watched.quiet()
+    assert watched.evaluate("T.layout.rows.map((r) => r.rank)") == [120, 121]
+
+
+def test_exports_hand_over_files(watched: Watched):
+    page = watched.go("/run/slow")
+    for button, ending in (("Save what is shown as a picture", ".png"), ("Report", ".html")):
+        with page.expect_download() as told:
+            page.get_by_text("Report", exact=True).click() if ending == ".html" else page.get_by_role(
+                "button", name=button
+            ).click()
+        assert told.value.suggested_filename.endswith(ending)
+    page.get_by_role("tab", name="Events").click()
+    page.wait_for_selector(".ag-row")
+    with page.expect_download() as told:
+        page.locator("#events-csv").click()
+    assert told.value.suggested_filename == "operations.csv"
