@@ -36,6 +36,12 @@ def empty_columns(columns: Mapping[str, str], rows: int = 0) -> Columns:
 
 def sort_events(events: Columns) -> Columns:
     """The same rows in the store's order: by (lane, start_ns), longer rows first among equals (parents before children)."""
+    order = sort_order(events)
+    return {name: values if values.strides == (0,) else values[order] for name, values in events.items()}
+
+
+def sort_order(events: Columns) -> np.ndarray:
+    """Indices that put rows into the store's order."""
     lane, start, dur = events["lane"], events["start_ns"], events["dur_ns"]
     order = np.argsort(lane, kind="stable")  # most lanes are in time order already: sort only those that are not
     edges = np.flatnonzero(np.diff(lane[order], prepend=-2, append=-2))
@@ -44,7 +50,7 @@ def sort_events(events: Columns) -> Columns:
         step, shorter = np.diff(start[rows]), np.diff(dur[rows]) <= 0
         if not ((step > 0) | ((step == 0) & shorter)).all():
             order[first:last] = rows[np.lexsort((-dur[rows], start[rows]))]
-    return {name: values if values.strides == (0,) else values[order] for name, values in events.items()}
+    return order
 
 
 class Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def select_rows(raw: Raw, note: Note) -> Raw:
         columns["dur"] = columns["dur"].copy()
         columns["dur"][begins] = lengths
         keep[begins] = True
-        raw = Raw(columns, raw.strings, raw.header, raw.counters, raw.repairs, raw.cut, raw.cut_offset)
+        raw = replace(raw, columns=columns)
     raw = raw.take(keep)
     dur = raw.columns["dur"]
     raw.columns["dur"] = np.where((dur < 0) | (dur > FARTHEST_NS), 0, dur)

@@ -12,8 +12,11 @@ from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, CounterSample
 from stepscope.analysis.ingest.scanner import Output, Strings
 from stepscope.analysis.ingest.text import CONTROL, ENCODING, ESCAPE, decode_text, tolerant_json
 
-KEPT = ("X", "B", "E", "i", "I", "R", "M")
-"""Kinds of events (`ph`) that become rows or name them."""
+KEPT = ("X", "B", "E", "i", "I", "R")
+"""Kinds of events (`ph`) that become rows."""
+
+_THREAD_NAME = ("name", "pid", "tid", "label")
+"""The text columns of a metadata row that names a thread."""
 
 _SAID = {
     CONTROL: ("control_character", "strings contain raw control characters: kept"),
@@ -22,14 +25,19 @@ _SAID = {
 }
 
 
+Part = tuple[np.ndarray | None, np.ndarray]
+"""A column of one block: all values, or (where they are few) the rows that have one and their values."""
+
+
 class Gatherer:
     """Collects blocks; `finish` gives the whole."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[int, dict[str, np.ndarray]]] = []
+        self._blocks: list[tuple[int, dict[str, Part]]] = []
         self._counters: list[tuple[int, int, bytes]] = []  # time, name, args
         self._kept: dict[int, bool] = {-1: False}  # by code of `ph`
-        self._counter_code = -2
+        self._letters: dict[str, int] = {"C": -2, "M": -2}  # codes of those that are used otherwise
+        self._threads: list[tuple[int, int, int, int]] = []  # name, pid, tid, args.name of metadata rows
 
     def add(self, output: Output, rows: int, buffer: bytearray, strings: Strings, known: int) -> None:
         """Take over the first `rows` of `output`; `buffer` is the window that its spans point into."""
@@ -39,20 +47,26 @@ class Gatherer:
             if code not in self._kept:
                 letter = _bytes_of(strings, code).decode("ascii", "replace")
                 self._kept[code] = letter in KEPT
-                if letter == "C":
-                    self._counter_code = code
-        if (codes == self._counter_code).any():
-            self._take_counters(output, np.flatnonzero(letters == self._counter_code), buffer)
+                if letter in self._letters:
+                    self._letters[letter] = code
+        if (codes == self._letters["C"]).any():
+            self._take_counters(output, np.flatnonzero(letters == self._letters["C"]), buffer)
+        if (codes == self._letters["M"]).any():
+            rows_of_names = np.flatnonzero(letters == self._letters["M"])
+            columns = [output.texts[TEXTS.index(name), rows_of_names].tolist() for name in _THREAD_NAME]
+            self._threads += zip(*columns, strict=True)
         keep = np.flatnonzero(np.isin(letters, [code for code in codes.tolist() if self._kept[code]]))
         if not len(keep):
             return
-        whole = len(keep) == rows
-        block = {}
+        block: dict[str, Part] = {}
         for names, source, missing in ((NUMBERS, output.numbers, MISSING), (TEXTS, output.texts, -1)):
             for name, values in zip(names, source, strict=True):
-                chosen = values[:rows].copy() if whole else values[keep]
-                if (chosen != missing).any():
-                    block[name] = chosen
+                chosen = values[keep]
+                given = np.flatnonzero(chosen != missing)
+                if 0 < len(given) < len(keep) // 4:
+                    block[name] = (given.astype(np.int32), chosen[given])
+                elif len(given):
+                    block[name] = (None, chosen)
         self._blocks.append((len(keep), block))
 
     def finish(self, strings: Strings, known: int, header: dict) -> Raw:
@@ -65,7 +79,9 @@ class Gatherer:
             for time, name, args in self._counters
             for sample in _samples(time, texts[name] if name >= 0 else "", args)
         ]
-        raw = Raw(columns, texts, header, counters)
+        named = [[texts[code] if code >= 0 else "" for code in row] for row in self._threads]
+        threads = {(pid, tid): label for name, pid, tid, label in named if name == "thread_name"}
+        raw = Raw(columns, texts, header, counters, threads)
         raw.repairs = _odd_texts(raw, odd, strings)
         return raw
 
@@ -74,10 +90,14 @@ class Gatherer:
         rows = sum(count for count, _ in self._blocks)
         if not any(name in block for _, block in self._blocks):
             return blank(name, rows)
-        joined = np.empty(rows, np.int32 if name in TEXTS else np.int64)
+        joined = blank(name, rows).copy()
         at = 0
         for count, block in self._blocks:
-            joined[at : at + count] = block.pop(name, -1 if name in TEXTS else MISSING)
+            where, values = block.pop(name, (None, None))
+            if where is not None:
+                joined[at + where] = values
+            elif values is not None:
+                joined[at : at + count] = values
             at += count
         return joined
 

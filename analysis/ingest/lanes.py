@@ -11,14 +11,12 @@ from stepscope.tracer.schema import AXES, KINDS, LANE_ROLES, Lane
 _ROLE_OF_KIND = {"compute": "compute", "comm": "comm", "memcpy": "memcpy", "wait": "compute", "host": "host"}
 
 
-def build_lanes(
-    raw: Raw, events: Columns, device: np.ndarray, titles: dict[tuple[str, str], str]
-) -> tuple[tuple[Lane, ...], np.ndarray]:
+def build_lanes(raw: Raw, events: Columns, device: np.ndarray) -> tuple[tuple[Lane, ...], np.ndarray]:
     """The lanes and each row's lane index.
 
     A lane is one (pid, tid) of one side: host rows that a profiler wrote onto a device stream (annotations,
-    synchronisations) get a lane of their own, so that lanes of `device` rows hold nothing else. `titles` are the names
-    that the file gives its threads. Order: by role (compute, comm, memcpy, host), then device or process, then stream.
+    synchronisations) get a lane of their own, so that lanes of `device` rows hold nothing else. Order: by role (compute,
+    comm, memcpy, host), then device or process, then stream.
     """
     pid, tid = raw.columns["pid"], raw.columns["tid"]
     first, inverse = _distinct(pid, tid, device)
@@ -29,7 +27,7 @@ def build_lanes(
     for lane, row in enumerate(first.tolist()):
         rows = order[edges[lane] : edges[lane + 1]]
         at = (_text(raw, "pid", row), _text(raw, "tid", row))
-        title = titles.get(at, "").strip()
+        title = raw.thread_names.get(at, "").strip()
         if device[row]:
             stream = int(raw.columns["stream"][rows].max())
             one = Lane(
@@ -98,14 +96,3 @@ def _number(text: str) -> int:
 def _text(raw: Raw, column: str, row: int) -> str:
     code = int(raw.columns[column][row])
     return raw.strings[code] if code >= 0 else ""
-
-
-def thread_names(raw: Raw) -> dict[tuple[str, str], str]:
-    """(pid, tid) -> what the file's `thread_name` rows (`ph: M`) call it."""
-    columns = raw.columns
-    metadata = np.flatnonzero(columns["label"] >= 0)
-    return {
-        (_text(raw, "pid", row), _text(raw, "tid", row)): _text(raw, "label", row)
-        for row in metadata.tolist()
-        if _text(raw, "ph", row) == "M" and _text(raw, "name", row) == "thread_name"
-    }

@@ -5,19 +5,19 @@ Everything here works on whole columns and on distinct strings, never on single 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from stepscope.analysis.ingest import communication, damage, doubts
-from stepscope.analysis.ingest.lanes import build_lanes, thread_names
+from stepscope.analysis.ingest.lanes import build_lanes
 from stepscope.analysis.ingest.raw import MISSING, Interner, Raw, is_constant, own
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.ingest.steps_of_ours import settle_steps
 from stepscope.analysis.records import HealthItem
-from stepscope.analysis.run import Columns, RankData, empty_columns, sort_events
+from stepscope.analysis.run import Columns, RankData, empty_columns, sort_order
 from stepscope.tracer.schema import (
     AXES,
     COUNTER_COLUMNS,
@@ -56,13 +56,15 @@ def normalize(raw: Raw, rules: Rules, ours: bool) -> RankFile:
     """One file's rows in the store's columns, sorted.
 
     `ours`: written by stepscope, whose rows are in step order and never implausible, and whose names follow no kernel's
-    naming. The `rank` column is left at -1: the caller knows the rank.
+    naming. The `rank` column is left at -1: the caller knows the rank. `raw` gives up its columns: a large trace is held
+    once, not twice.
     """
+    used_up, raw = raw, replace(raw, columns=dict(raw.columns))
+    used_up.columns = {}
     result = RankFile(RankData({}))
     for repair in raw.repairs:
         touched = ("ledger",) if repair.code in ("lost_event", "long_event", "too_many_texts") else ()
         result.note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
-    titles = thread_names(raw)
     raw = damage.select_rows(raw, result.note)
     if ours:
         raw = settle_steps(raw, result.note)
@@ -82,8 +84,12 @@ def normalize(raw: Raw, rules: Rules, ours: bool) -> RankFile:
     if ours:
         ended = (raw.columns["partial"] > 0) | (raw.columns["unfinished"] > 0)
         events["flags"][ended] |= FLAG_PARTIAL
-    lanes, events["lane"] = build_lanes(raw, events, device, titles)
-    events = sort_events(events)
+    lanes, events["lane"] = build_lanes(raw, events, device)
+    raw.columns = {}
+    order = sort_order(events)
+    for name, values in events.items():
+        if not is_constant(values):
+            events[name] = values[order]
     if not ours:
         damage.cut_impossible(events, lanes, names.strings, result.note)
         doubts.launches(events, names.strings, result.note)

@@ -30,12 +30,10 @@ FIELDS = (
     Field("ts", "time", ("ts",), top=True),
     Field("dur", "time", ("dur",), top=True),
     Field("stream", "integer", ("stream",)),
-    Field("device", "integer", ("device",)),
     Field("correlation", "integer", ("correlation",)),
     Field("external_id", "integer", ("External id", "external id")),
     Field("in_elements", "integer", ("In msg nelems",)),
     Field("out_elements", "integer", ("Out msg nelems",)),
-    Field("group_size", "integer", ("Group size",)),
     Field("seq", "integer", ("Seq",)),
     Field("source_rank", "integer", ("Src Rank",)),
     Field("destination_rank", "integer", ("Dst Rank",)),
@@ -97,6 +95,7 @@ class Raw:
     strings: list[str]
     header: dict[str, Any] = field(default_factory=dict)
     counters: list[CounterSample] = field(default_factory=list)
+    thread_names: dict[tuple[str, str], str] = field(default_factory=dict)  # (pid, tid) -> what the file calls it
     repairs: list[Repair] = field(default_factory=list)
     cut: str | None = None  # why the end is missing
     cut_offset: int = -1
@@ -108,6 +107,8 @@ class Raw:
 
     def take(self, rows: np.ndarray) -> Raw:
         """The same file with only these rows (mask or indices)."""
+        if rows.dtype == bool and rows.all():
+            return self
         count = int(rows.sum()) if rows.dtype == bool else len(rows)
         columns = {
             name: np.broadcast_to(values[:1], count) if is_constant(values) else values[rows]

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.analysis.ingest.raw import FIELDS, MISSING, NUMBERS, TEXTS, Interner, Raw, exact_integer, exact_ns
 
-KEPT = ("X", "B", "E", "i", "I", "R", "M")
+KEPT = ("X", "B", "E", "i", "I", "R")
 
 
 class Number(str):
@@ -41,7 +41,13 @@ def read_strictly(data: bytes) -> Raw:
                     missing = -1 if field.form == "text" else MISSING
                     arrays[field.column][row] = missing if value is None else convert[field.form](value)
     header = {} if isinstance(whole, list) else {key: value for key, value in whole.items() if key != "traceEvents"}
-    return Raw(arrays, strings.strings, header)
+    threads = {
+        (as_text(event.get("pid", "")), as_text(event.get("tid", ""))): as_text(event["args"]["name"])
+        for event in events
+        if isinstance(event, dict) and event.get("ph") == "M" and event.get("name") == "thread_name"
+        if isinstance(event.get("args"), dict) and "name" in event["args"]
+    }
+    return Raw(arrays, strings.strings, header, thread_names=threads)
 
 
 def as_text(value: Any) -> str:
@@ -84,3 +90,4 @@ def assert_same(scanned: Raw, strict: Raw) -> None:
     for name in TEXTS:
         assert texts(scanned, name) == texts(strict, name), name
     assert scanned.header == strict.header
+    assert scanned.thread_names == strict.thread_names
