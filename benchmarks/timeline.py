@@ -11,6 +11,7 @@ stand-in (compute and idle), since only drawing is measured. Goals: first paint 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import time
@@ -104,11 +105,16 @@ def measure(page: Page, count: int) -> pd.DataFrame:
 
 def report(title: str, frame: pd.DataFrame, laid_out_s: float) -> None:
     """Medians and 95th percentiles."""
-    print(f"{title}: laid out in {laid_out_s:.1f} s, {len(frame)} moves")
-    for name, goal in (("paint", "20"), ("first", "20 + a frame"), ("refined", "60, 100")):
-        median, p95 = frame[name].quantile([0.5, 0.95])
-        print(f"  {name:8s} median {median:6.1f} ms   p95 {p95:6.1f} ms   (goal {goal})")
-    sent = frame["bytes"][frame["bytes"] > 0]
+    print(f"{title}: laid out in {laid_out_s:.1f} s; load average {os.getloadavg()[0]:.1f}")
+    answered = frame[frame["bytes"] > 0]
+    for name, rows, goal in (
+        ("paint", frame, "20"),
+        ("first", frame, "20 + a frame"),
+        ("refined", answered, "60, 100"),
+    ):
+        median, p95 = rows[name].quantile([0.5, 0.95]) if len(rows) else (float("nan"), float("nan"))
+        print(f"  {name:8s} median {median:6.1f} ms   p95 {p95:6.1f} ms   ({len(rows)} moves; goal {goal})")
+    sent = answered["bytes"]
     if len(sent):
         print(
             f"  payload  median {sent.median() / 1e3:6.0f} kB   max {sent.max() / 1e3:6.0f} kB   ({len(sent)} answers)"

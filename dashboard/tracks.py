@@ -170,7 +170,7 @@ class _RankLanes:
                 else:
                     title = self.lane_name.get(lane, "compute") if depth == 0 else ""
                     others.append(mine.track(self.rank, "compute", title))
-        rest = _unexplained(self.segments, busiest, self.labels)
+        rest = _unexplained(self.segments, busiest, bool(others), self.labels)
         account = merged([rest] if busiest is None else [busiest, rest])
         return [account.track(self.rank, "account", "compute"), *others]
 
@@ -216,13 +216,16 @@ def _label_ids(data: RankData, labels: Labels) -> np.ndarray:
     return ids[inverse.reshape(-1)] if len(names) else np.zeros(0, np.uint32)
 
 
-def _unexplained(segments: Segments, busy: Pieces | None, labels: Labels) -> Pieces:
-    """The ledger's segments that the first lane's own operations do not explain, idle left empty."""
+def _unexplained(segments: Segments, busy: Pieces | None, elsewhere: bool, labels: Labels) -> Pieces:
+    """The ledger's segments that the first lane's own operations do not explain, idle left empty.
+
+    `elsewhere`: whether any compute lies on another lane.
+    """
     category = segments.category
     wanted = (category != CODE["idle"]) & (category != CODE["compute"])
     start, end, category = segments.start[wanted], segments.end[wanted], category[wanted]
     compute = segments.category == CODE["compute"]
-    if compute.any():  # compute on another stream while this one rests
+    if elsewhere and compute.any():  # compute on another stream while this one rests
         gaps = _uncovered(segments.start[compute], segments.end[compute], busy)
         start = np.concatenate([start, gaps[0]])
         end = np.concatenate([end, gaps[1]])

@@ -56,8 +56,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opener(run_id: str, path: Path, progress: Progress) -> LoadedRun:
     """Opens the synthetic run of that name; raises as a reader would for others."""
-    for tenth in range(40 if run_id == "lengthy" else 0):
-        progress("reading file 1 of 1", tenth / 40)
+    for tenth in range(28 if run_id == "lengthy" else 0):
+        progress("reading file 1 of 1", tenth / 28)
         time.sleep(0.1)
     if run_id == "lengthy":
         return load(run_id, RUNS["even"](), progress)
