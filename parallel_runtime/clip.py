@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from stepscope.parallel_runtime.comm import Comm
+from stepscope.parallel_runtime.comm import Comm, stream_of
 from stepscope.parallel_runtime.layout import counts_once
 from stepscope.parallel_runtime.mesh import Mesh
 
@@ -15,20 +15,31 @@ EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
 
 def owned(parameters: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[nn.Parameter]:
-    """The parameters that this rank counts in the norm (layout.counts_once)."""
+    """The parameters, or pieces of some, that this rank counts in the norm (layout.counts_once)."""
     return [parameter for name, parameter in parameters if counts_once(name, mesh, rank)]
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], counted: Iterable[nn.Parameter], largest: float, comm: Comm
+    parameters: Sequence[nn.Parameter],
+    counted: Iterable[nn.Parameter],
+    largest: float,
+    comm: Comm,
+    stream: str = "clip",
+    loss_scale: float = 1.0,
 ) -> Tensor:
     """Scale all gradients so that their global norm is at most `largest`; returns the norm before, a scalar tensor.
 
-    Replicas (dp, cp) hold equal gradients; the others' squares are added over pp and tp. Nothing is read by the host.
+    Replicas (dp, cp) hold equal gradients; the others' squares are added over pp and tp, or where replicas hold parts of
+    the gradients over these too (`stream` clip.sharded): at least in float32. Nothing is read by the host.
+    `loss_scale`: what all gradients were multiplied by, and stay so.
     """
-    squares = [torch.linalg.vector_norm(p.grad).square() for p in counted if p.grad is not None]
-    total = torch.stack(squares).sum()
-    norm = comm.all_reduce(total, "pp_tp", strategy="clip", stream="clip").wait().sqrt()
+    first = parameters[0]
+    dtype = torch.promote_types(first.dtype, torch.float32)
+    total = torch.zeros((), dtype=dtype, device=first.device)
+    for parameter in counted:
+        assert parameter.grad is not None, "clipped before it was made"
+        total += torch.linalg.vector_norm(parameter.grad, dtype=dtype).square()
+    norm = comm.all_reduce(total, stream_of(stream).view, strategy="clip", stream=stream).wait().sqrt() / loss_scale
     scale = (largest / (norm + EPSILON)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:

@@ -26,8 +26,12 @@ STREAMS = {
     "pp.backward.send": Stream("pp", "pp.backward"),
     "pp.backward.receive": Stream("pp", "pp.backward"),
     "dp.gather": Stream("dp", "dp.gather"),  # parameter gathers never queue behind gradient reductions
+    "shard.gather": Stream("shard", "shard.gather"),  # parameter gathers never queue behind gradient reductions ...
+    "shard.reduce": Stream("shard", "shard.reduce"),
+    "replica.reduce": Stream("replica", "replica.reduce"),  # ... nor do these behind those of another group
     "loss": Stream("dp_cp", "loss"),  # the reported loss never queues behind gradients
-    "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica
+    "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica ...
+    "clip.sharded": Stream("holders", "clip.sharded"),  # ... and those of a sharded one
     "cp.kv": Stream("cp", "cp.kv"),  # keys and values round the ring ...
     "cp.dkv": Stream("cp", "cp.dkv"),  # ... and their gradients, which travel at the same time
 }

@@ -1,12 +1,12 @@
 """Applies the strategies of a configuration in one documented order, and holds what a step needs.
 
     1  mesh and streams        who communicates with whom, through what
-    2  seams                   what tensor, sequence and context parallelism put into the model
+    2  seams                   what tensor, sequence, context parallelism and ZeRO-3 put into the model
     3  stages                  this rank's layers, initial values from (seed, name) alone
-    4  data parallelism        gradient buckets and their hooks
+    4  data parallelism        gradient buckets, or shards of the model state (ZeRO), and their hooks
     5  pipeline                the planned table and its executor
     6  other reductions        grad_sync.py, after data parallelism
-    7  optimizer               over this rank's own parameters
+    7  optimizer               over this rank's own parameters, or its pieces of them
 
 The same order on every device: a dry run composes the same program.
 """
@@ -32,11 +32,15 @@ from stepscope.parallel_runtime.memory import ActivationCounter
 from stepscope.parallel_runtime.model.initial import initialise
 from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.parallel_runtime.model.stage import Stage
+from stepscope.parallel_runtime.optimizer import Optimizer, loss_scale_of
 from stepscope.parallel_runtime.pp.executor import PipelineExecutor
 from stepscope.parallel_runtime.pp.schedules import Table
 from stepscope.parallel_runtime.pp.validator import plan
 from stepscope.parallel_runtime.sp.sequence_parallel import SequenceParallel
 from stepscope.parallel_runtime.tp.tensor_parallel import TensorParallel
+from stepscope.parallel_runtime.zero.fully_sharded import FullyShardedData, LateSeams
+from stepscope.parallel_runtime.zero.sharded import STREAMS, ShardedData
+from stepscope.parallel_runtime.zero.units import stage_uses
 
 REPLICAS = "dp_cp"
 """The view whose ranks saw other tokens of the same step."""
@@ -60,13 +64,18 @@ def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig)
     """Every stream that the program may use, the same on all ranks; those over one rank cost nothing."""
     streams = [
         "loss",
-        grad_sync.gradient_view(parallel),
+        *(STREAMS if parallel.zero else [grad_sync.gradient_view(parallel)]),
         "tp",
         *context_parallel.streams_of(parallel),
         *PIPELINE_STREAMS,
     ]
     streams += grad_sync.streams_of(model, parallel)
-    return (*streams, "clip") if train.clip > 0.0 else tuple(streams)
+    return (*streams, clip_stream(parallel)) if train.clip > 0.0 else tuple(streams)
+
+
+def clip_stream(parallel: ParallelConfig) -> str:
+    """The stream that sums the gradient norm over the ranks that hold different parts of the gradients."""
+    return "clip.sharded" if parallel.zero else "clip"
 
 
 def seams_of(parallel: ParallelConfig, comm: Comm) -> Seams:
@@ -92,11 +101,11 @@ class Program:
     comm: Comm
     device: torch.device
     chunks: Sequence[Stage]
-    gradients: DataParallel
+    gradients: DataParallel | ShardedData
     executor: PipelineExecutor
     reductions: list[grad_sync.Reduction]
     counted: list[nn.Parameter]  # in the gradient norm
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
 
     @property
     def ends_model(self) -> bool:
@@ -106,6 +115,15 @@ class Program:
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters by global name, in order of use."""
         return [named for chunk in self.chunks for named in chunk.named_parameters()]
+
+    def gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(gradients, parameters) of this rank's part of the model by global name, put together from shards where these
+        are cut; copies. Outside of steps, on all ranks together."""
+        if isinstance(self.gradients, ShardedData):
+            return self.gradients.gathered()
+        named = self.named_parameters()
+        gradients = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+        return gradients, {name: parameter.detach().clone() for name, parameter in named}
 
     def batch(self, step: int) -> Batch:
         """This rank's part of the step's data; each rank knows the valid tokens of all, so nothing is asked."""
@@ -117,24 +135,26 @@ class Program:
 
     def clip(self) -> Tensor | None:
         """Clip the gradients where the configuration says so; the global norm."""
-        largest = self.configuration.train.clip
-        if largest == 0.0:
+        train = self.configuration.train
+        if train.clip == 0.0:
             return None
-        return clip.clip_gradients(self.gradients.parameters, self.counted, largest, self.comm)
+        stream, scale = clip_stream(self.configuration.parallel), loss_scale_of(train.dtype)
+        return clip.clip_gradients(self.gradients.parameters, self.counted, train.clip, self.comm, stream, scale)
 
 
 def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
     """Compose the program of `comm.rank`."""
     model, parallel, train = configuration.model, configuration.parallel, configuration.train
     where, stage = device.torch_device, comm.index("pp")
-    layers = parallel.layers_of(stage, model.layers)
+    late = LateSeams()
+    seams = seams_of(parallel, comm)
     part = Stage(
         model,
         comm.recorder,
-        layers,
+        parallel.layers_of(stage, model.layers),
         first=stage == 0,
         last=stage == parallel.pp - 1,
-        seams=seams_of(parallel, comm),
+        seams=late.into(seams) if parallel.zero == 3 else seams,
         dtype=configuration.dtype,
         device=where,
         recompute=parallel.recompute,
@@ -143,16 +163,13 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
     if device.kind != "dry":
         initialise(part, model, train.seed, lambda name, whole: shard(name, whole, comm.mesh, comm.rank))
     chunks = [part]
-    named = [named for chunk in chunks for named in chunk.named_parameters()]
-    parameters = [parameter for _, parameter in named]
+    gradients, named = _data_parallel(configuration, comm, chunks, late)
     return Program(
         configuration=configuration,
         comm=comm,
         device=where,
         chunks=chunks,
-        gradients=DataParallel(
-            parameters, comm, round(parallel.bucket_mb * 1e6), parallel.overlap, grad_sync.gradient_view(parallel)
-        ),
+        gradients=gradients,
         executor=PipelineExecutor(
             chunks,
             tables_of(parallel, train)[stage],
@@ -161,15 +178,27 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
             configuration.dtype,
             where,
             ActivationCounter(chunks, comm.recorder),
+            loss_scale_of(train.dtype),
         ),
         reductions=grad_sync.reductions_of(named, model, parallel),
         counted=clip.owned(named, comm.mesh, comm.rank),
-        optimizer=_optimizer(parameters, train),
+        optimizer=Optimizer(gradients.parameters, train, comm.recorder, parallel.offload == "cpu"),
     )
 
 
-def _optimizer(parameters: Sequence[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:
-    """One loop in C++ over all parameters (`foreach`); `fused` does not run on dry tensors."""
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(parameters, train.lr, weight_decay=train.weight_decay, foreach=True)
-    return torch.optim.AdamW(parameters, train.lr, weight_decay=train.weight_decay, foreach=True)
+def _data_parallel(
+    configuration: Configuration, comm: Comm, chunks: Sequence[Stage], late: LateSeams
+) -> tuple[DataParallel | ShardedData, list[tuple[str, nn.Parameter]]]:
+    """(the strategy over dp and cp, what this rank updates by global name): whole parameters, or pieces of them."""
+    parallel = configuration.parallel
+    named = [named for chunk in chunks for named in chunk.named_parameters()]
+    if parallel.zero == 0:
+        parameters = [parameter for _, parameter in named]
+        view = grad_sync.gradient_view(parallel)
+        return DataParallel(parameters, comm, round(parallel.bucket_mb * 1e6), parallel.overlap, view), named
+    if parallel.zero < 3:
+        sharded = ShardedData(named, comm, parallel.zero, parallel.overlap)
+        return sharded, sharded.named
+    uses = stage_uses(configuration.model, parallel, comm.index("pp"))
+    late.strategy = FullyShardedData(named, comm, uses, parallel.overlap, parallel.reshard, parallel.prefetch)
+    return late.strategy, late.strategy.named

@@ -19,8 +19,8 @@ SCHEDULES = ("naive", "gpipe", "1f1b")
 LATER_SCHEDULES = ("interleaved", "zb-h1")
 RECOMPUTE = ("none", "selective", "full")
 OPTIMIZERS = ("sgd", "adamw")
-DTYPES = ("float32", "float64")
-LATER_DTYPES = ("bfloat16", "float16")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+OFFLOAD = ("none", "cpu")
 
 
 def _at_least(name: str, value: int, least: int) -> None:
@@ -104,7 +104,11 @@ class ParallelConfig:
     ep: int = 1
     tp: int = 1
     sp: bool = False  # sequence parallel regions inside tp
-    zero: int = 0  # 0: plain DP; 1, 2, 3: optimizer, gradient, parameter sharding over dp
+    zero: int = 0  # 0: plain DP; 1, 2, 3: optimizer state, gradients too, parameters too are cut over dp (and cp)
+    replicate: int = 1  # with zero: so many copies of the cut state, each over dp / replicate ranks
+    reshard: bool = True  # zero 3: let a unit's parameters go after forward, and gather them again for backward
+    prefetch: int = 1  # zero 3: units that are gathered ahead of the one in use
+    offload: str = "none"  # where optimizer state lives: on the device, or in the host's memory (cpu)
     schedule: str = "1f1b"
     chunks: int = 1  # virtual stages a rank
     split: tuple[int, ...] = ()  # layers of each stage; empty: as equal as possible
@@ -124,7 +128,7 @@ class ParallelConfig:
             raise ValueError("sp cuts the sequence over the ranks of tp, and tp is 1: take tp 2, or leave sp out")
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero {self.zero} must be 0, 1, 2 or 3")
-        _not_built("zero", self.zero, 0, "ZeRO")
+        self._check_sharding()
         if self.schedule in LATER_SCHEDULES:
             raise ValueError(f"schedule {self.schedule} is not built yet: take 1f1b")
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -135,6 +139,26 @@ class ParallelConfig:
             raise ValueError(f"bucket_mb {self.bucket_mb} must be positive: a tiny value gives one bucket a parameter")
         if self.split and (len(self.split) != self.pp or min(self.split) < 1):
             raise ValueError(f"split {self.split} must name {self.pp} stages (pp) of at least one layer each")
+
+    def _check_sharding(self) -> None:
+        """What ZeRO's options need of each other."""
+        _one_of("offload", self.offload, OFFLOAD)
+        _at_least("replicate", self.replicate, 1)
+        _at_least("prefetch", self.prefetch, 0)
+        if self.zero and self.dp * self.cp == 1:
+            raise ValueError(f"zero {self.zero} cuts the model state over dp, and dp is 1: take dp 2, or zero 0")
+        if self.replicate > 1:
+            if not self.zero:
+                raise ValueError(f"replicate {self.replicate} copies what zero cuts, and zero is 0: take replicate 1")
+            legal = [n for n in range(1, self.dp + 1) if self.dp % n == 0 and self.dp // n * self.cp > 1]
+            if self.replicate not in legal:
+                nearest = min(legal, key=lambda n: (abs(n - self.replicate), n))
+                raise ValueError(
+                    f"replicate {self.replicate} must divide dp {self.dp} and leave at least 2 ranks to cut the state"
+                    f" over: take replicate {nearest}"
+                )
+        if not self.reshard and self.zero != 3:
+            raise ValueError(f"without reshard parameters stay gathered, and zero {self.zero} cuts none: take zero 3")
 
     @property
     def world_size(self) -> int:
@@ -155,7 +179,7 @@ class TrainConfig:
     microbatch_size: int = 2  # sequences of one microbatch
     microbatches: int = 4  # of one step and dp rank
     steps: int = 6
-    dtype: str = "float32"
+    dtype: str = "float32"  # of parameters, activations and gradients; 16-bit ones have a float32 copy in the optimizer
     optimizer: str = "adamw"
     lr: float = 3e-3
     weight_decay: float = 0.0
@@ -171,8 +195,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("microbatch_size", "microbatches", "steps"):
             _at_least(name, getattr(self, name), 1)
-        if self.dtype in LATER_DTYPES:
-            raise ValueError(f"dtype {self.dtype} is not built yet: take float32")
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.lr <= 0.0:

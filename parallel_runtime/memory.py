@@ -1,14 +1,29 @@
-"""The activation counter of a pipeline stage: what autograd keeps for the backward passes still to come."""
+"""What a rank keeps in memory, as counters of the trace: model state, and activations for backward passes to come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
-from stepscope.tracer.memory import ActivationMeter
+from stepscope.tracer.memory import ActivationMeter, storage_bytes
 from stepscope.tracer.recorder import NullRecorder, Recorder
+
+
+def sample_state(
+    recorder: Recorder | NullRecorder,
+    parameters: Iterable[Tensor],
+    gradients: Iterable[Tensor],
+    optimizer: tuple[Iterable[Tensor], Iterable[Tensor]],
+) -> None:
+    """Record the bytes of the model state; `optimizer`: its tensors on the device, and those in the host's memory."""
+    on_device, on_host = (storage_bytes(tensors) for tensors in optimizer)
+    recorder.counter("parameter_bytes", storage_bytes(parameters))
+    recorder.counter("gradient_bytes", storage_bytes(gradients))
+    recorder.counter("optimizer_bytes", on_device)
+    if on_host:
+        recorder.counter("optimizer_bytes", on_host, key="host")
 
 
 class ActivationCounter:

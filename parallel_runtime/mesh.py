@@ -9,6 +9,9 @@ A *view* names a family of groups that partition the ranks:
     pp dp cp tp          ranks that differ only along that axis
     dp_cp, pp_dp_tp, ... axes joined, in mesh order
     ep edp               the expert view
+    shard                ranks among which the model state is cut: dp x cp, or with `replicas` the part of it that is one copy
+    replica              ranks that hold the same part of the state, one in each copy
+    holders              ranks that hold one copy of all parameters together: pp x shard x tp
     world                all ranks
     embedding            first and last stage of each pipeline (they share a tied embedding); middle stages have no group
 """
@@ -26,16 +29,20 @@ DENSE_AXES = ("pp", "dp", "cp", "tp")
 
 EXPERT_VIEWS = ("ep", "edp")
 
+SHARDING_VIEWS = {"shard": ("dp", "cp"), "replica": ("dp",), "holders": ("pp", "dp", "cp", "tp")}
+"""View -> the axes along which its ranks differ."""
+
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the axes. `ep` adds no ranks, see above."""
+    """Sizes of the axes. `ep` adds no ranks, see above; `replicas` cuts dp into so many blocks of neighbours."""
 
     pp: int = 1
     dp: int = 1
     cp: int = 1
     ep: int = 1
     tp: int = 1
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes().items():
@@ -46,11 +53,14 @@ class Mesh:
             raise ValueError(
                 f"ep {self.ep} must divide dp x cp x tp = {self.stage_size}, the ranks of one stage: take ep {legal}"
             )
+        if self.replicas < 1 or self.dp % self.replicas:
+            legal = max(n for n in range(1, max(self.replicas, 2)) if self.dp % n == 0)
+            raise ValueError(f"{self.replicas} replicas must divide dp {self.dp}: take {legal}")
 
     @classmethod
     def of(cls, parallel: ParallelConfig) -> Mesh:
         """The mesh of a parallel configuration."""
-        return cls(parallel.pp, parallel.dp, parallel.cp, parallel.ep, parallel.tp)
+        return cls(parallel.pp, parallel.dp, parallel.cp, parallel.ep, parallel.tp, parallel.replicate)
 
     @property
     def world_size(self) -> int:
@@ -87,8 +97,11 @@ class Mesh:
         """The schema's name of a view's axis: `embedding` runs along pp, `dp_cp` along dp where cp has one rank."""
         if view == "embedding":
             return "pp"
-        wide = [axis for axis in view.split("_") if axis in DENSE_AXES and getattr(self, axis) > 1]
-        return "_".join(wide) or view
+        axes = SHARDING_VIEWS.get(view, tuple(view.split("_")))
+        wide = [axis for axis in axes if axis in DENSE_AXES and getattr(self, axis) > 1]
+        if view in ("shard", "holders") and self.dp == self.replicas and len(wide) > 1:
+            wide.remove("dp")  # each copy lies within one place of dp
+        return "_".join(wide) or SHARDING_VIEWS.get(view, (view,))[0]
 
     def group(self, view: str, rank: int) -> tuple[int, ...]:
         """Ranks of the group of `view` that holds `rank`, ascending; empty when it is in none (`embedding` only)."""
@@ -118,6 +131,8 @@ def _group(mesh: Mesh, view: str, rank: int) -> tuple[int, ...]:
             start = rank - (rank - first) % mesh.ep
             return tuple(range(start, start + mesh.ep))
         return tuple(range(first + here["ep"], first + mesh.stage_size, mesh.ep))
+    if view in SHARDING_VIEWS:
+        return _sharding_group(mesh, view, rank)
     if view == "embedding":
         ends = {0, mesh.pp - 1}
         if here["pp"] not in ends:
@@ -127,7 +142,18 @@ def _group(mesh: Mesh, view: str, rank: int) -> tuple[int, ...]:
     if any(axis not in DENSE_AXES for axis in axes) or axes != [axis for axis in DENSE_AXES if axis in axes]:
         raise ValueError(
             f"unknown view {view!r}: take {', '.join(DENSE_AXES)}, joined ones in this order such as dp_cp,"
-            f" {', '.join(EXPERT_VIEWS)}, world or embedding"
+            f" {', '.join((*EXPERT_VIEWS, *SHARDING_VIEWS))}, world or embedding"
         )
     places = itertools.product(*(range(getattr(mesh, axis)) for axis in axes))
     return tuple(mesh.rank_of(**{**here, **dict(zip(axes, place, strict=True))}) for place in places)
+
+
+def _sharding_group(mesh: Mesh, view: str, rank: int) -> tuple[int, ...]:
+    """Ranks that differ from `rank` along the view's axes; along dp, only within its copy, or (`replica`) only between."""
+    size = mesh.dp // mesh.replicas  # places of dp that hold one copy
+    place = mesh.coordinates(rank)["dp"]
+    peers = mesh.group("_".join(SHARDING_VIEWS[view]), rank)
+    places = {peer: mesh.coordinates(peer)["dp"] for peer in peers}
+    if view == "replica":
+        return tuple(peer for peer in peers if places[peer] % size == place % size)
+    return tuple(peer for peer in peers if places[peer] // size == place // size)

@@ -17,6 +17,10 @@ def layout_name(parallel: ParallelConfig) -> str:
         words.append("sp")
     if parallel.zero:
         words.append(f"zero{parallel.zero}")
+        words += [f"replicate{parallel.replicate}"] if parallel.replicate > 1 else []
+        words += [] if parallel.reshard else ["no-reshard"]
+    if parallel.offload != "none":
+        words.append("offload")
     if parallel.pp > 1:
         words.append(parallel.schedule)
     if parallel.recompute != "none":

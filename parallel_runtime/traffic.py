@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
@@ -21,6 +22,7 @@ from stepscope.parallel_runtime.model.initial import parameter_shapes
 from stepscope.parallel_runtime.pp import traffic as pp
 from stepscope.parallel_runtime.sp import traffic as sp
 from stepscope.parallel_runtime.tp import traffic as tp
+from stepscope.parallel_runtime.zero import traffic as zero
 
 Prediction = Callable[[ModelConfig, ParallelConfig, TrainConfig, int], Counter[Message]]
 """(model, parallel, train, stage) -> operations of one rank of that stage in one step."""
@@ -36,42 +38,57 @@ class Row(NamedTuple):
     bytes: int
 
 
-def predictions(parallel: ParallelConfig) -> Iterator[tuple[str, Prediction]]:
-    """(mesh view, prediction) of each strategy that the layout uses: where a new one enters."""
-    yield gradient_view(parallel), dp.step_traffic
+def predictions(parallel: ParallelConfig, place: int = 0) -> Iterator[tuple[str, Prediction]]:
+    """(mesh view, prediction) of each strategy that the layout uses: where a new one enters.
+
+    `place`: that of the rank among those over which ZeRO cuts the model state, on which the size of its pieces depends.
+    """
+    if parallel.zero:
+        yield "shard", zero.step_traffic
+        yield "replica", zero.copies_traffic
+    else:
+        yield gradient_view(parallel), dp.step_traffic
     yield "cp", cp.step_traffic
     if parallel.tp > 1:
-        yield "tp", (sp if parallel.sp else tp).step_traffic
+        yield "tp", partial(sp.step_traffic, place=place) if parallel.sp else tp.step_traffic
     yield "pp", pp.step_traffic
-    yield "embedding", _tied_embedding
-    yield "pp_tp", _norm
+    yield "embedding", partial(_tied_embedding, place=place)
+    yield "holders" if parallel.zero else "pp_tp", _norm
     yield "dp_cp", _reported_loss
 
 
-def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Row]:
-    """All operations of one rank of `stage` in one step; axes of one rank have none."""
+def step_traffic(
+    model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int, place: int = 0
+) -> Counter[Row]:
+    """All operations of one rank of `stage` in one step; axes of one rank have none. `place`: see `predictions`."""
     mesh = Mesh.of(parallel)
     found: Counter[Row] = Counter()
-    for view, predict in predictions(parallel):
+    for view, predict in predictions(parallel, place):
         for message, number in predict(model, parallel, train, stage).items():
             if mesh.size(view) > 1:
                 found[Row(mesh.axis_of(view), *message)] += number
     return found
 
 
-def _tied_embedding(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
+def _tied_embedding(
+    model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int, place: int = 0
+) -> Counter[Message]:
     """The sum of both stages' gradients of a tied embedding."""
     if not model.tied or parallel.pp == 1 or stage not in (0, parallel.pp - 1):
         return Counter()
+    if parallel.zero:
+        pieces = zero.stage_pieces(model, parallel, stage, place)
+        held = sum(piece.elements for piece in pieces if piece.parameter == EMBEDDING)
+        return Counter([Message("embedding", "all_reduce", "other", held * ITEM_BYTES[train.dtype])] if held else [])
     rows, columns = shard_shape(EMBEDDING, parameter_shapes(model)[EMBEDDING], Mesh.of(parallel))
     return Counter([Message("embedding", "all_reduce", "other", rows * columns * ITEM_BYTES[train.dtype])])
 
 
 def _norm(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
-    """The global gradient norm: one number."""
+    """The global gradient norm: one number, at least in float32."""
     if train.clip == 0.0:
         return Counter()
-    return Counter([Message("clip", "all_reduce", "other", ITEM_BYTES[train.dtype])])
+    return Counter([Message("clip", "all_reduce", "other", max(4, ITEM_BYTES[train.dtype]))])
 
 
 def _reported_loss(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:

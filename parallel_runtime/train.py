@@ -22,8 +22,8 @@ from stepscope.parallel_runtime.compose import REPLICAS, Configuration, Program,
 from stepscope.parallel_runtime.config import as_dictionaries, global_batch
 from stepscope.parallel_runtime.grad_sync import synchronise
 from stepscope.parallel_runtime.launch import World
+from stepscope.parallel_runtime.memory import sample_state
 from stepscope.parallel_runtime.mesh import Mesh
-from stepscope.tracer import memory
 from stepscope.tracer.clock import Clock, anchor, clock_of_ranks, host_offsets
 from stepscope.tracer.recorder import NullRecorder, Recorder
 from stepscope.tracer.schema import ActionMeta, RunMeta
@@ -58,9 +58,10 @@ def train_step(program: Program, step: int, causes: InjectedCauses) -> Tensor | 
 
     recorder.block("optimizer", "optimizer")
     program.optimizer.step()
+    program.gradients.after_update()
 
     recorder.block("end of step", "other")
-    memory.sample(recorder, program.gradients.parameters, program.optimizer)
+    sample_state(recorder, *program.gradients.held(), program.optimizer.state())
     total = None if reported is None else reported.wait()
     recorder.end_step()
     return total

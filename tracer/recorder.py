@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from stepscope.tracer.clock import Clock, anchor
 from stepscope.tracer.rows import (
+    COPY,
     COUNTER,
     CUT,
     END,
@@ -188,6 +189,15 @@ class Recorder:
         finally:
             self._mark((self._now(), HOST_END, self._context))
 
+    @contextmanager
+    def memcpy(self, name: str, size: int) -> Iterator[None]:
+        """A memory copy of `size` bytes on this thread (no compute row under it), such as `Memcpy DtoH`."""
+        self._mark((self._now(), COPY, name, size, self._context))
+        try:
+            yield
+        finally:
+            self.resume()
+
     # -- communication ---------------------------------------------------------------------------------------------
 
     def issue(self, site: CommSite, seq: int) -> int:
@@ -308,6 +318,10 @@ class NullRecorder:
         """Nothing."""
 
     def host(self, name: str) -> AbstractContextManager[None]:
+        """A context that does nothing."""
+        return self._host
+
+    def memcpy(self, name: str, size: int) -> AbstractContextManager[None]:
         """A context that does nothing."""
         return self._host
 

@@ -14,6 +14,7 @@ from stepscope.tracer.rows import (
     CommSite,
     ComputeRow,
     Context,
+    CopyRow,
     CounterRow,
     HostRow,
     Row,
@@ -78,6 +79,8 @@ class RowText:
             return self._comm_texts(row)
         if isinstance(row, WaitRow):
             return self._wait_texts(row)
+        if isinstance(row, CopyRow):
+            return [self._copy_text(row)]
         if isinstance(row, CounterRow):
             return self._counter_texts(row)
         if isinstance(row, BeginRow):
@@ -108,6 +111,11 @@ class RowText:
         if row.costs:
             costs = "".join(f',"{n}":{int(cost)}' for n, cost in zip(COST_NAMES, row.costs, strict=False))
         return f"{parts[0]}{self._span(row.start_ns, row.end_ns)}{parts[1]}{costs}}}}}"
+
+    def _copy_text(self, row: CopyRow) -> str:
+        head = self._head("X", "gpu_memcpy", row.name, COMPUTE_STREAM)
+        args = f'"stream":{COMPUTE_STREAM}{self._place(row.context)},"bytes":{int(row.bytes)}'
+        return f'{head}{self._span(row.start_ns, row.end_ns)},"args":{{{args}}}}}'
 
     def _comm_texts(self, row: CommRow) -> list[str]:
         stream, texts = self._stream(row.site.stream)

@@ -12,6 +12,7 @@ writes them, so that a step pays for its marks only.
     (t, PAUSE)                              whatever is open is closed
     (t, ISSUE, site, op_id, seq, context)   whatever is open is closed, a communication is handed to its stream
     (t, WAIT, op_id, context)               whatever is open is closed, a wait begins
+    (t, COPY, name, bytes, context)         whatever is open is closed, a memory copy begins (until the next OPEN)
     (t, HOST_BEGIN, name), (t, HOST_END, context)   host work: no compute row under it
     (t, COUNTER, name, key, value)          a sample
 
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from stepscope.tracer.schema import Operation
 
-STEP, END, OPEN, CUT, PAUSE, ISSUE, WAIT, HOST_BEGIN, HOST_END, COUNTER = range(10)
+STEP, END, OPEN, CUT, PAUSE, ISSUE, WAIT, HOST_BEGIN, HOST_END, COUNTER, COPY = range(11)
 
 Context = tuple[str, int, str, int, int, int]
 """Where work belongs: (block name, layer, phase, stage, chunk, microbatch); a missing integer is -1."""
@@ -92,6 +93,16 @@ class WaitRow(NamedTuple):
     end_ns: int
 
 
+class CopyRow(NamedTuple):
+    """A memory copy between device and host, on the training thread."""
+
+    context: Context
+    name: str
+    bytes: int
+    start_ns: int
+    end_ns: int
+
+
 class HostRow(NamedTuple):
     """Work of the host that is no device work."""
 
@@ -125,7 +136,7 @@ class StepRow(NamedTuple):
     partial: bool = False
 
 
-Row = ComputeRow | CommRow | WaitRow | HostRow | CounterRow | BeginRow | StepRow
+Row = ComputeRow | CommRow | WaitRow | CopyRow | HostRow | CounterRow | BeginRow | StepRow
 
 CHUNK_MARKS = 32
 """Marks derived at a time: a writing thread rests between chunks, so that it never holds the interpreter for long."""
@@ -143,6 +154,7 @@ class Deriver:
         self._rows: list[Row] = []
         self._compute: Context | None = None  # of the open compute row
         self._wait: tuple[int, Context] | None = None  # of the open wait row
+        self._copy: tuple[str, int, Context] | None = None  # of the open copy row
         self._since = 0
         self._step: tuple[int, int] | None = None  # number and start of the open step
         self._hosts: list[tuple[str, int, bool]] = []  # name, start, whether compute was open
@@ -190,7 +202,10 @@ class Deriver:
             op_id, context = self._wait
             label = self._labels.get(op_id) or self._earlier.get(op_id, "")
             self._rows.append(WaitRow(context, op_id, label, start, end))
-        self._compute = self._wait = None
+        elif self._copy is not None:
+            name, size, context = self._copy
+            self._rows.append(CopyRow(context, name, size, start, end))
+        self._compute = self._wait = self._copy = None
 
     def _open(self, time: int, context: Context) -> None:
         if self._step is not None and not self._hosts:
@@ -248,6 +263,11 @@ class Deriver:
         self._close(time)
         self._wait, self._since = (op_id, context), time
 
+    def _on_copy(self, mark: Mark) -> None:
+        time, _, name, size, context = mark
+        self._close(time)
+        self._copy, self._since = (name, size, context), time
+
     def _on_host_begin(self, mark: Mark) -> None:
         was_open = self._compute is not None
         self._close(mark[0])
@@ -278,6 +298,7 @@ class Deriver:
         HOST_BEGIN: _on_host_begin,
         HOST_END: _on_host_end,
         COUNTER: _on_counter,
+        COPY: _on_copy,
     }
 
 
@@ -293,7 +314,7 @@ def operation_of(row: Row) -> Operation | None:
     """The row as the record that real, dry and simulated runs share; None for a step or a counter."""
     if isinstance(row, HostRow):
         return Operation("host", row.name, stream="host", start_ns=row.start_ns, end_ns=row.end_ns)
-    if not isinstance(row, ComputeRow | CommRow | WaitRow):
+    if not isinstance(row, ComputeRow | CommRow | WaitRow | CopyRow):
         return None
     name, layer, phase, stage, chunk, microbatch = row.context
     where: dict[str, Any] = {"phase": phase, "stage": stage, "chunk": chunk, "microbatch": microbatch, "layer": layer}
@@ -304,6 +325,8 @@ def operation_of(row: Row) -> Operation | None:
         return Operation(
             "wait", wait_name(row.label), **where, op_id=row.op_id, start_ns=row.start_ns, end_ns=row.end_ns
         )
+    if isinstance(row, CopyRow):
+        return Operation("memcpy", row.name, **where, bytes=row.bytes, start_ns=row.start_ns, end_ns=row.end_ns)
     facts = row.site._asdict()
     facts.pop("name")
     return Operation(

@@ -75,6 +75,13 @@ class DataParallel:
             handle.wait()
         self._handles = []
 
+    def after_update(self) -> None:
+        """Every rank has updated the same parameters in the same way."""
+
+    def held(self) -> tuple[list[Tensor], list[Tensor]]:
+        """(parameters, gradients) in memory between two steps."""
+        return list(self.parameters), list(self.buffers)
+
     def _ready(self, index: int) -> None:
         """The hook of one parameter: its gradient of this backward has been added."""
         if not self._armed:

@@ -18,7 +18,7 @@ from stepscope.parallel_runtime.model.initial import stage_shapes
 
 def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
     """Operations of one rank of `stage` over its replicas (grad_sync.gradient_view) in one step."""
-    if parallel.dp * parallel.cp == 1:
+    if parallel.dp * parallel.cp == 1 or parallel.zero:
         return Counter()
     item = ITEM_BYTES[train.dtype]
     buckets = assign_buckets(held_elements(model, parallel, stage), item, round(parallel.bucket_mb * 1e6))

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.tracer.recorder import NullRecorder, Recorder
 
 
-def begin_block(recorder: Recorder | NullRecorder, name: str, layer: int = -1) -> None:
+def begin_block(recorder: Recorder | NullRecorder, seams: Seams, name: str, layer: int = -1) -> None:
     """The block's forward starts here and ends at the next mark."""
     recorder.block(name, "forward", layer)
+    seams.enter(name)
 
 
-def end_block(output: Tensor, recorder: Recorder | NullRecorder, name: str, layer: int = -1) -> Tensor:
-    """`output`, whose gradient starts the block's backward."""
+def end_block(output: Tensor, recorder: Recorder | NullRecorder, seams: Seams, name: str, layer: int = -1) -> Tensor:
+    """`output`, whose gradient starts the block's backward: first its mark, then what the seam registers."""
     if output.requires_grad:
         output.register_hook(lambda gradient: recorder.block(name, "backward", layer))
-    return output
+    return seams.leave_block(name, output)

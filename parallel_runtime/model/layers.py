@@ -144,7 +144,8 @@ class Layer(nn.Module):
         **where: Any,
     ) -> None:
         super().__init__()
-        self.index, self.name, self.recorder, self.rate = index, f"layer.{index}", recorder, config.dropout
+        self.index, self.name, self.rate = index, f"layer.{index}", config.dropout
+        self.recorder, self.seams = recorder, seams
         again = Recompute(recorder, self.name, index)
         self.call: Call = again if recompute == "full" else keep
         self.attention_norm = Norm(config, **where)
@@ -154,9 +155,9 @@ class Layer(nn.Module):
 
     def forward(self, x_SBH: Tensor, rotation: Rotation, keys_SB: Tensor | None = None) -> Tensor:
         """(S, B, H) -> (S, B, H); `keys_SB`: of dropout, for the same tokens."""
-        begin_block(self.recorder, self.name, self.index)
+        begin_block(self.recorder, self.seams, self.name, self.index)
         x = self.call(self._body, x_SBH, rotation, keys_SB)
-        return end_block(x, self.recorder, self.name, self.index)
+        return end_block(x, self.recorder, self.seams, self.name, self.index)
 
     def _body(self, x: Tensor, rotation: Rotation, keys_SB: Tensor | None) -> Tensor:
         attended = self.attention(self.attention_norm(x), rotation)

@@ -27,6 +27,15 @@ def unchanged(x: Tensor) -> Tensor:
     return x
 
 
+def nothing(block: str) -> None:
+    """Parameters are there all the time."""
+
+
+def same_output(block: str, output: Tensor) -> Tensor:
+    """A block's output as it is."""
+    return output
+
+
 def columns(x_SBH: Tensor, *matrices: Matrix) -> tuple[Tensor, ...]:
     """x W^T + b of each matrix."""
     return tuple(F.linear(x_SBH, weight, bias) for weight, bias in matrices)
@@ -63,3 +72,7 @@ class Seams:
     """tokens (S, B), table (V, H) -> (S, B, H)."""
     summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
     """x (S, B, H), head (V, H), targets (S, B) -> summed cross entropy, a scalar."""
+    enter: Callable[[str], None] = nothing
+    """Called with a block's name (model/blocks.py) before its forward reads its parameters."""
+    leave_block: Callable[[str, Tensor], Tensor] = same_output
+    """Called with a block's name and its output after its forward."""

@@ -82,12 +82,13 @@ class Stage(nn.Module):
         return self._rotated[1]
 
     def _embed(self, tokens_SB: Tensor, keys_SB: Tensor | None) -> Tensor:
-        begin_block(self.recorder, "embedding")
+        begin_block(self.recorder, self.seams, "embedding")
         x = self.seams.embed(tokens_SB, self.embedding.weight)
-        return end_block(dropout(x, keys_SB, "embedding", self.config.dropout), self.recorder, "embedding")
+        x = dropout(x, keys_SB, "embedding", self.config.dropout)
+        return end_block(x, self.recorder, self.seams, "embedding")
 
     def _loss(self, x_SBH: Tensor, targets_SB: Tensor, valid_tokens: int | Tensor) -> Tensor:
-        begin_block(self.recorder, "head")
+        begin_block(self.recorder, self.seams, "head")
         weight = self.embedding.weight if self.config.tied else self.head.weight
         loss = self.seams.summed_loss(self.norm(x_SBH), weight, targets_SB) / valid_tokens
-        return end_block(loss, self.recorder, "head")
+        return end_block(loss, self.recorder, self.seams, "head")

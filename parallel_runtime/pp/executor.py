@@ -35,8 +35,11 @@ class PipelineExecutor:
         dtype: torch.dtype,
         device: torch.device | str,
         activations: ActivationCounter | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
-        """`boundary_shape`: of an activation between stages, normally (S, B, H)."""
+        """`boundary_shape`: of an activation between stages, normally (S, B, H). `loss_scale`: all gradients are
+        multiplied by it."""
+        self._loss_scale = loss_scale
         self._activations = activations or ActivationCounter(chunks, NullRecorder())
         self.chunks, self.table, self.comm = chunks, table, comm
         self.boundary = (tuple(boundary_shape), dtype, device)
@@ -108,6 +111,8 @@ class PipelineExecutor:
         gradient = self._arrived(action)
         if key in self._sent_forward:  # the answer has come, so the message is out: this wait lets its memory go
             self._sent_forward.pop(key).wait()
+        if gradient is None and self._loss_scale != 1.0:
+            gradient = torch.full_like(y, self._loss_scale)
         torch.autograd.backward(y, gradient)
         self.comm.recorder.block(BOUNDARY)
         self._activations.sample(chunk for chunk, _ in self._alive)

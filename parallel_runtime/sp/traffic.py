@@ -14,10 +14,13 @@ from stepscope.parallel_runtime.layout import is_cut
 from stepscope.parallel_runtime.messages import ITEM_BYTES, Message
 from stepscope.parallel_runtime.model.initial import stage_shapes
 from stepscope.parallel_runtime.tp.traffic import sizes_of
+from stepscope.parallel_runtime.zero.traffic import stage_pieces
 
 
-def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
-    """Operations of one rank of `stage` over tp in one step."""
+def step_traffic(
+    model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int, place: int = 0
+) -> Counter[Message]:
+    """Operations of one rank of `stage` over tp in one step; `place`: the rank's among those that ZeRO cuts over."""
     at = sizes_of(model, parallel, train, stage)
     found: Counter[Message] = Counter()
 
@@ -37,12 +40,17 @@ def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfi
         move("loss", "forward", 1, 0)
         move("loss", "backward", 1, 1)
         found[Message("loss", "all_reduce", "forward", at.number_a_token)] += 3 * at.microbatches
-    found[Message("sp", "all_reduce", "other", whole_bytes(model, parallel, train, stage))] += 1
+    summed = whole_bytes(model, parallel, train, stage, place)
+    if summed:
+        found[Message("sp", "all_reduce", "other", summed)] += 1
     return found
 
 
-def whole_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> int:
+def whole_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int, place: int = 0) -> int:
     """Bytes of the gradients that are summed over tp once a step: of what each rank of tp holds whole."""
+    if parallel.zero:
+        pieces = stage_pieces(model, parallel, stage, place)
+        return ITEM_BYTES[train.dtype] * sum(piece.elements for piece in pieces if not is_cut(piece.parameter, "tp"))
     layers = parallel.layers_of(stage, model.layers)
     shapes = stage_shapes(model, layers, stage == 0, stage == parallel.pp - 1)
     return ITEM_BYTES[train.dtype] * sum(math.prod(shape) for name, shape in shapes.items() if not is_cut(name, "tp"))

@@ -14,6 +14,7 @@ Shapes: S sequence, B batch, H hidden, V vocabulary; parts of a cut dimension ha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,12 +36,12 @@ class TensorParallel:
 
     def seams(self, base: Seams) -> Seams:
         """`base` with this rank's part of every cut matrix."""
-        return Seams(
+        return replace(
+            base,
             tensor_parallel=self.comm.size("tp"),
             columns=self.columns,
             leave=self.leave,
             own_tokens=self.own_tokens,
-            attend=base.attend,
             embed=self.embed,
             summed_loss=self.summed_loss,
         )

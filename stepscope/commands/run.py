@@ -12,6 +12,8 @@ from stepscope.commands.console import Quiet, say_next
 from stepscope.parallel_runtime.config import (
     CP_LAYOUTS,
     CP_MODES,
+    DTYPES,
+    OFFLOAD,
     OPTIMIZERS,
     PRESETS,
     RECOMPUTE,
@@ -53,6 +55,26 @@ def run(
     overlap: Annotated[
         bool, option("Reduce gradient buckets during backward, or all after it.", LAYOUT, "--overlap/--no-overlap")
     ] = True,
+    zero: Annotated[
+        int, option("Cut over dp: 1 optimizer state, 2 gradients too, 3 parameters too; 0 nothing.", LAYOUT)
+    ] = ParallelConfig.zero,
+    replicate: Annotated[
+        int, option("With --zero: copies of the cut state, each over dp / copies ranks.", LAYOUT)
+    ] = ParallelConfig.replicate,
+    reshard: Annotated[
+        bool,
+        option(
+            "With --zero 3: let parameters go after forward, or keep them for backward.",
+            LAYOUT,
+            "--reshard/--no-reshard",
+        ),
+    ] = ParallelConfig.reshard,
+    prefetch: Annotated[
+        int, option("With --zero 3: blocks whose parameters are gathered ahead.", LAYOUT)
+    ] = ParallelConfig.prefetch,
+    offload: Annotated[
+        str, option(f"Where optimizer state lives off the device: {', '.join(OFFLOAD)}.", LAYOUT)
+    ] = ParallelConfig.offload,
     recompute: Annotated[
         str, option(f"Activations that backward computes again: {', '.join(RECOMPUTE)}.", LAYOUT)
     ] = ParallelConfig.recompute,
@@ -68,7 +90,9 @@ def run(
         int | None, option("Sequences of a microbatch, in place of the preset's.", TRAINING)
     ] = None,
     steps: Annotated[int, option("Steps.", TRAINING)] = TrainConfig.steps,
-    dtype: Annotated[str, option("float32 or float64.", TRAINING)] = TrainConfig.dtype,
+    dtype: Annotated[
+        str, option(f"{', '.join(DTYPES)}; 16 bits: with a float32 copy in the optimizer.", TRAINING)
+    ] = TrainConfig.dtype,
     optimizer: Annotated[str, option(f"{' or '.join(OPTIMIZERS)}.", TRAINING)] = TrainConfig.optimizer,
     lr: Annotated[float, option("Learning rate.", TRAINING)] = TrainConfig.lr,
     clip: Annotated[float, option("Largest gradient norm; 0: no clipping.", TRAINING)] = TrainConfig.clip,
@@ -112,6 +136,11 @@ def run(
         sp=sp,
         schedule=schedule,
         bucket_mb=bucket_mb,
+        zero=zero,
+        replicate=replicate,
+        reshard=reshard,
+        prefetch=prefetch,
+        offload=offload,
         recompute=recompute,
         overlap=overlap,
     )

@@ -73,12 +73,9 @@ Mistake = Callable[[Program], None]
 
 def state_of(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(gradients, parameters) of one rank, as `layout.gather` takes them: the parts that layout.TABLE describes."""
-    named = program.named_parameters()
-    gradients = {}
-    for name, parameter in named:
-        assert parameter.grad is not None, name
-        gradients[name] = parameter.grad.clone()
-    return gradients, {name: parameter.detach().clone() for name, parameter in named}
+    gradients, parameters = program.gathered()
+    assert gradients.keys() == parameters.keys() == dict(program.named_parameters()).keys()
+    return gradients, parameters
 
 
 def on_rank(rank: int, case: Case, mistake: Mistake | None = None) -> list[Step] | None:

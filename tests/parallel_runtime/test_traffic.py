@@ -54,6 +54,26 @@ CASES = {
     "cp2 dp2 pp2": (TIED, P(cp=2, dp=2, pp=2), CLIPPED),
     "cp2 dp2 tp2 sp": (TIED, P(cp=2, dp=2, tp=2, sp=True), CLIPPED),
     "cp2 dp2 tp2 sp ulysses": (TIED, P(cp=2, dp=2, tp=2, sp=True, cp_mode="ulysses"), CLIPPED),
+    "zero1 dp4": (MODEL, P(dp=4, zero=1), CLIPPED),
+    "zero1 dp2 without overlap": (TIED, P(dp=2, zero=1, overlap=False), SINGLE),
+    "zero2 dp4": (TIED, P(dp=4, zero=2), CLIPPED),
+    "zero3 dp4": (MODEL, P(dp=4, zero=3), CLIPPED),
+    "zero3 dp2 tied, bfloat16": (TIED, P(dp=2, zero=3), replace(CLIPPED, dtype="bfloat16")),
+    "zero3 dp2 tied, no reshard": (TIED, P(dp=2, zero=3, reshard=False), SINGLE),
+    "zero3 dp2 pp3 tied, no reshard": (TIED, P(dp=2, pp=3, zero=3, reshard=False), SINGLE),
+    "zero3 dp2 pp2 gpipe, no reshard, prefetch 2": (
+        MODEL,
+        P(dp=2, pp=2, zero=3, schedule="gpipe", reshard=False, prefetch=2),
+        SINGLE,
+    ),
+    "zero3 dp2 tied, prefetch 0, full recomputation": (TIED, P(dp=2, zero=3, prefetch=0, recompute="full"), SINGLE),
+    "zero3 dp4, two copies": (TIED, P(dp=4, zero=3, replicate=2), CLIPPED),
+    "zero2 dp4, two copies, no overlap": (TIED, P(dp=4, zero=2, replicate=2, overlap=False), SINGLE),
+    "zero1 dp4 pp2, two copies": (TIED, P(dp=4, pp=2, zero=1, replicate=2), CLIPPED),
+    "zero1 dp2 cp2, a copy each place of dp": (MODEL, P(dp=2, cp=2, zero=1, replicate=2), CLIPPED),
+    "zero3 dp2 pp2 tied, offload": (TIED, P(dp=2, pp=2, zero=3, offload="cpu"), CLIPPED),
+    "zero3 dp2 cp2 tp2 sp": (TIED, P(dp=2, cp=2, tp=2, sp=True, zero=3), CLIPPED),
+    "zero2 dp4 tp2 sp pp2": (TIED, P(dp=4, tp=2, sp=True, pp=2, zero=2), CLIPPED),
     "cp4, full recomputation": (MODEL, P(cp=4, recompute="full", bucket_mb=0.01), SINGLE),
 } | {
     f"cp{cp} {mode} {layout} {recompute}": (
@@ -74,7 +94,8 @@ def test_rows_are_the_predicted_ones(case):
     mesh = Mesh.of(parallel)
     last_of_each_stage = range(mesh.stage_size - 1, mesh.world_size, mesh.stage_size)
     for rank in sorted({0, *last_of_each_stage}):
-        predicted = step_traffic(model, parallel, train, mesh.coordinates(rank)["pp"])
+        stage, place = mesh.coordinates(rank)["pp"], mesh.index("shard", rank)
+        predicted = step_traffic(model, parallel, train, stage, place)
         assert recorded(model, parallel, train, rank) == predicted, rank
 
 

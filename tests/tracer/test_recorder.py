@@ -120,6 +120,26 @@ def test_host_work_and_a_pause_have_no_compute_row_under_them() -> None:
     ]
 
 
+def test_a_copy_is_a_row_without_compute_under_it() -> None:
+    clock = HandClock()
+    recorder = recorder_at(clock)
+    recorder.begin_step(0)
+    recorder.block("optimizer", "optimizer")
+    clock.now = 10
+    with recorder.memcpy("Memcpy DtoH", 4096):
+        clock.now = 25
+    clock.now = 30
+    recorder.end_step()
+    rows = recorder.operations()
+    assert [times(o) for o in rows] == [
+        ("compute", "step", 0, 0),
+        ("compute", "optimizer", 0, 10),
+        ("memcpy", "Memcpy DtoH", 10, 25),
+        ("compute", "optimizer", 25, 30),
+    ]
+    assert (rows[2].bytes, rows[2].phase, rows[2].stream) == (4096, "optimizer", "compute")
+
+
 def test_no_compute_row_outside_a_step() -> None:
     clock = HandClock(tick=1)
     recorder = recorder_at(clock)

@@ -34,6 +34,8 @@ def test_every_event_of_every_kind_validates(tmp_path: Path, validator: Any) -> 
         recorder.place(phase="forward", stage=0, chunk=0, microbatch=0)
         with recorder.host('a "quoted" name'):
             pass
+        with recorder.memcpy("Memcpy HtoD", 8):
+            pass
         for collective in COLLECTIVES:
             recorder.block("layer.0", layer=0)
             op_id = recorder.issue(all_reduce_site(collective=collective, peer=1, peer_from=1), 0)
@@ -57,6 +59,7 @@ def test_every_event_of_every_kind_validates(tmp_path: Path, validator: Any) -> 
         "iuser_annotation",
         "Xuser_annotation",
         "Xkernel",
+        "Xgpu_memcpy",
         "Xwait",
         "scommunication",
         "tcommunication",

@@ -1,0 +1,136 @@
+"""ZeRO-3, or FSDP (Zhao et al. 2023): parameters are cut too, and are whole only while a block uses them.
+
+    forward    [all-gather layer 0] ▶ layer 0 ▶ free    [all-gather layer 1, prefetched] ▶ layer 1 ▶ free   ...
+    backward   ...   [all-gather layer 1] ▶ layer 1 ▶ free, [reduce-scatter]    [all-gather layer 0, prefetched] ▶ layer 0
+
+The whole buffer keeps its identity and its views; only its storage comes and goes, so what autograd has saved of a weight
+is there again when backward needs it. Blocks call `enter` and `leave` through the model's seams. The recomputation of a
+block runs inside its backward, without them: what it has gathered stays until its gradients are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from stepscope.parallel_runtime.comm import Comm, Handle, Ready
+from stepscope.parallel_runtime.model.seams import Seams
+from stepscope.parallel_runtime.zero.sharded import AXIS, GATHER, ShardedData, Unit
+from stepscope.parallel_runtime.zero.units import Use
+
+
+class Gathered:
+    """Whether a unit's parameters are whole, and the gather that makes them so."""
+
+    def __init__(self, unit: Unit, comm: Comm, strategy: str) -> None:
+        self.unit, self.comm, self.strategy = unit, comm, strategy
+        self._bytes = unit.whole.untyped_storage().nbytes()
+        self._gathering: Handle | Ready | None = None
+        self._there = True
+        self.free()
+
+    def ask(self) -> None:
+        """Start to gather, unless the parameters are there or on their way."""
+        if self._there:
+            return
+        self._there = True
+        self.unit.whole.untyped_storage().resize_(self._bytes)
+        self._gathering = self.comm.all_gather(
+            self.unit.shard, AXIS, strategy=self.strategy, stream=GATHER, output=self.unit.whole
+        )
+
+    def wait(self) -> None:
+        """The parameters may be used when it returns."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def free(self) -> None:
+        """Let the memory go."""
+        assert self._gathering is None, f"unit {self.unit.name} is freed while it is gathered"
+        if self._there:
+            self.unit.whole.untyped_storage().resize_(0)
+            self._there = False
+
+
+class FullyShardedData(ShardedData):
+    """ShardedData of level 3, which gathers and frees parameters around each block."""
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        comm: Comm,
+        uses: Sequence[Use],
+        overlap: bool = True,
+        reshard: bool = True,
+        prefetch: int = 1,
+    ) -> None:
+        """`uses`: the blocks in order of forward, with the units that each reads; `prefetch`: blocks gathered ahead."""
+        super().__init__(named, comm, 3, overlap)
+        self.reshard, self.prefetch = reshard, prefetch
+        self._gathered = {unit.name: Gathered(unit, comm, self.strategy) for unit in self.units}
+        self._uses = list(uses)
+        self._place = {use.block: place for place, use in enumerate(self._uses)}
+
+    # -- called by the model -----------------------------------------------------------------------------------------
+
+    def enter(self, block: str) -> None:
+        """Before a block's forward."""
+        self._bring(block, 1)
+
+    def leave(self, block: str, output: Tensor) -> Tensor:
+        """After a block's forward; the gradient of its output starts its backward."""
+        if self.reshard:
+            for unit in self._units(block):
+                unit.free()
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._bring(block, -1))
+        return output
+
+    def _bring(self, block: str, direction: int) -> None:
+        """Gather what the block needs, and what those that follow in this direction need; wait for the former."""
+        place = self._place[block]
+        for ahead in range(self.prefetch + 1):
+            where = place + direction * ahead
+            if 0 <= where < len(self._uses):
+                for unit in self._units(self._uses[where].block):
+                    unit.ask()
+        for unit in self._units(block):
+            unit.wait()
+
+    def _units(self, block: str) -> list[Gathered]:
+        return [self._gathered[name] for name in self._uses[self._place[block]].units]
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _complete(self, unit: Unit) -> None:
+        """Nothing in this backward reads the unit any more."""
+        super()._complete(unit)
+        self._gathered[unit.name].free()
+
+    def after_update(self) -> None:
+        """The next forward gathers what it needs."""
+
+    def _whole_parameters(self, unit: Unit) -> Tensor:
+        return self._whole(unit.shard)
+
+
+class LateSeams:
+    """The seams of a model that is built before its parameters can be cut: they reach the strategy once it is there."""
+
+    def __init__(self) -> None:
+        self.strategy: FullyShardedData | None = None
+
+    def into(self, base: Seams) -> Seams:
+        """`base` whose blocks call the strategy."""
+        return replace(base, enter=self._enter, leave_block=self._leave)
+
+    def _enter(self, block: str) -> None:
+        assert self.strategy is not None, "the model runs before its parameters are cut"
+        self.strategy.enter(block)
+
+    def _leave(self, block: str, output: Tensor) -> Tensor:
+        assert self.strategy is not None, "the model runs before its parameters are cut"
+        return self.strategy.leave(block, output)
