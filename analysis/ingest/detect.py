@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 
@@ -21,9 +22,18 @@ _DUMP = re.compile(rb'"\d+"\s*:\s*\{[^{}]*"fwd_start"\s*:')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 
 
-@lru_cache(maxsize=4096)
 def detect(path: str) -> tuple[str | None, str]:
     """(format, "") or (None, why it is no trace)."""
+    try:
+        state = None if "://" in path else (os.stat(path).st_size, os.stat(path).st_mtime_ns)
+    except OSError as error:
+        return None, f"it cannot be read ({error.strerror})"
+    return _detect(path, state)
+
+
+@lru_cache(maxsize=4096)
+def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
+    """As `detect`; `state` changes with the file."""
     try:
         with ByteSource(path) as source:
             head = _more(source, b"", _FIRST_LOOK)

@@ -263,3 +263,15 @@ def test_progress_counts_ranks_and_bytes(tmp_path: Path) -> None:
     assert seen[-1].bytes_done == seen[-1].bytes == sum((path / rank_file(r)).stat().st_size for r in (0, 1))
     open_run(path, progress=seen.append)
     assert len(seen) == 4  # nothing left to read
+
+
+def test_several_processes_read_what_one_reads(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    path = write_run(tmp_path / "b")
+    (path / rank_file(1)).write_bytes(b"".join(members(header(1), usual_steps(1))[:-1]))
+    (tmp_path / "a" / rank_file(1)).write_bytes((path / rank_file(1)).read_bytes())
+    alone, together = open_run(tmp_path / "a", engine="serial"), open_run(path, engine="processes", workers=2)
+    assert together.ranks == alone.ranks and together.health.items == alone.health.items
+    for rank in alone.ranks:
+        for name, values in alone.columns(rank).items():
+            np.testing.assert_array_equal(values, together.columns(rank)[name])
