@@ -132,7 +132,7 @@ def run_case(title: str, run: Run, count: int) -> pd.DataFrame:
     app = create_app(Prepared(loaded))
     body = '<div class="ss-panel"><div class="ss-timeline" tabindex="0" data-run="bench"></div></div>'
     scripts = ("base", "timeline", "timeline_data", "timeline_input", "timeline_layout", "timeline_overlay",
-               "timeline_paint", "timeline_shares", "mount")  # fmt: skip
+               "timeline_paint", "timeline_shares", "linked", "inspector", "toolbar", "help", "mount")  # fmt: skip
     tags = "".join(f'<script src="/assets/{name}.js"></script>' for name in scripts)
     html = f'<html><link rel="stylesheet" href="/theme.css"><link rel="stylesheet" href="/assets/app.css"><body>{body}{tags}'
     app.server.add_url_rule("/bench", "bench", lambda: html)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote, unquote
 
 import dash_ag_grid as dag
 import plotly.graph_objects as go
-from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, html, no_update
 
 from stepscope.analysis import units
-from stepscope.analysis.compare import Comparison, compare_reports
 from stepscope.analysis.report import view
-from stepscope.dashboard import questions, text
+from stepscope.dashboard import questions
 from stepscope.dashboard.catalogue import Catalogue
 from stepscope.dashboard.figures import charts
 from stepscope.dashboard.loaded import LoadedRun
-from stepscope.dashboard.pages import compare, parts, run, runs
-from stepscope.dashboard.pages.parts import attributes
-
-PATIENCE_S = 1.5
-"""So long a page waits for a run to open before it shows how far it is."""
+from stepscope.dashboard.pages import compare, runs, tabs
+from stepscope.dashboard.router import compared, loaded_all, page_of, run_page
 
 GRID_COLUMNS = [
     {"field": "name", "headerName": "Name", "flex": 3, "minWidth": 200},
@@ -41,91 +36,6 @@ def register(app: Dash, catalogue: Catalogue) -> None:
 
 
 # -- shell -------------------------------------------------------------------------------------------------------------
-
-
-def page_of(catalogue: Catalogue, pathname: str, search: str) -> tuple[Any, Any]:
-    """(page, crumbs) of an address."""
-    if pathname in ("", "/"):
-        return runs.page(catalogue), []
-    if pathname.startswith("/run/"):
-        return _run_page(catalogue, unquote(pathname.removeprefix("/run/")))
-    if pathname == "/compare":
-        return _compare_page(catalogue, search)
-    return parts.message("No such page", "Nothing lies at this address.", dcc.Link("All runs", href="/")), []
-
-
-def _crumbs(*words: str) -> list[Any]:
-    found: list[Any] = [dcc.Link("Runs", href="/")]
-    for word in words:
-        found += [
-            html.Span("/", className="ss-of", **attributes({"aria-hidden": "true"})),
-            html.Span(word, className="ss-crumb"),
-        ]
-    return found
-
-
-def _run_page(catalogue: Catalogue, run_id: str) -> tuple[Any, Any]:
-    shown = text.name(run_id, 80)
-    opening = catalogue.open(run_id)
-    if opening is None:
-        return parts.message(
-            "No such run", f"{shown} is no run directory under {catalogue.root}.", dcc.Link("All runs", href="/")
-        ), _crumbs(shown)
-    opening.done.wait(PATIENCE_S)
-    if opening.loaded is not None:
-        return run.page(opening.loaded), _run_crumbs(opening.loaded)
-    if opening.done.is_set():
-        return parts.message(
-            "This run cannot be shown", text.name(opening.error, 2000), dcc.Link("All runs", href="/")
-        ), _crumbs(shown)
-    return run.opening_page(run_id, opening), _crumbs(shown)
-
-
-def _run_crumbs(loaded: LoadedRun) -> list[Any]:
-    meta = loaded.run.meta
-    facts = html.Span(f"{text.mesh_label(meta.mesh, meta.world_size)} · {meta.world_size} ranks", className="ss-of")
-    report = html.A(
-        "Report",
-        href=f"/api/report/{quote(loaded.id, safe='/')}",
-        className="ss-button ss-push",
-        download="",
-        title="The whole report as one self-contained HTML page",
-    )
-    return [*_crumbs(text.name(meta.name, 80)), facts, parts.source_badge(meta.source), report]
-
-
-def loaded_all(catalogue: Catalogue, ids: list[str]) -> tuple[list[LoadedRun], str]:
-    """The runs, waiting for each; and what is wrong with the first that cannot be shown."""
-    found = []
-    for run_id in ids:
-        opening = catalogue.open(run_id)
-        if opening is None:
-            return [], f"{text.name(run_id, 80)} is no run directory under {catalogue.root}."
-        opening.done.wait()
-        if opening.loaded is None:
-            return [], f"{text.name(run_id, 80)}: {text.name(opening.error, 1000)}"
-        found.append(opening.loaded)
-    return found, ""
-
-
-def _compared(found: list[LoadedRun]) -> Comparison:
-    return compare_reports([one.report for one in found])
-
-
-def _compare_page(catalogue: Catalogue, search: str) -> tuple[Any, Any]:
-    ids = compare.wanted(search)
-    back = dcc.Link("Pick runs", href="/")
-    if len(ids) < 2:
-        return parts.message("Compare needs two runs", "Pick two or more on the page of all runs.", back), _crumbs(
-            "Compare"
-        )
-    found, problem = loaded_all(catalogue, ids)
-    if problem:
-        return parts.message("These runs cannot be compared", problem, back), _crumbs("Compare")
-    try:
-        return compare.page(found, _compared(found)), _crumbs("Compare")
-    except ValueError as error:
-        return parts.message("These runs cannot be compared", text.name(str(error), 1000), back), _crumbs("Compare")
 
 
 def _shell(app: Dash, catalogue: Catalogue) -> None:
@@ -154,7 +64,7 @@ def _shell(app: Dash, catalogue: Catalogue) -> None:
     def poll(_: int, run_id: str) -> tuple[Any, Any, Any, Any]:
         opening = catalogue.open(run_id)
         if opening is None or opening.done.is_set():
-            return *_run_page(catalogue, run_id), no_update, no_update
+            return *run_page(catalogue, run_id), no_update, no_update
         return no_update, no_update, f"{opening.text} …", 100 * opening.share
 
     @app.callback(
@@ -238,7 +148,7 @@ def _run(app: Dash, catalogue: Catalogue) -> None:
     @app.callback(Output("tab-body", "children"), Input("tabs", "value"), State("run-id", "data"))
     def tab(key: str, run_id: str) -> Any:
         loaded = need(run_id)
-        return run.tab_body(loaded, key) if loaded else html.P("The run is gone.", className="ss-of")
+        return tabs.tab_body(loaded, key) if loaded else html.P("The run is gone.", className="ss-of")
 
     @app.callback(
         Output({"type": "chart", "kind": MATCH}, "figure"),
@@ -254,7 +164,7 @@ def _run(app: Dash, catalogue: Catalogue) -> None:
         mode = mode or "light"
         if identity["kind"] == "waterfall":
             found, _ = loaded_all(catalogue, ids or [])
-            return charts.waterfall(_compared(found).pairs[0], mode) if len(found) > 1 else go.Figure()
+            return charts.waterfall(compared(found).pairs[0], mode) if len(found) > 1 else go.Figure()
         loaded = need(run_id or "")
         if loaded is None:
             return go.Figure()

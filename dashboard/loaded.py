@@ -14,7 +14,8 @@ from stepscope.analysis.report import view
 from stepscope.analysis.run import RankData, Run
 from stepscope.dashboard import text
 from stepscope.dashboard.level_of_detail import Track
-from stepscope.dashboard.tracks import Clock, Labels, Segments, build_tracks
+from stepscope.dashboard.pieces import Clock, Segments
+from stepscope.dashboard.tracks import Labels, build_tracks
 from stepscope.tracer.schema import RunMeta
 
 Progress = Callable[[str, float], None]

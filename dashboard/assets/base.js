@@ -7,7 +7,8 @@
   function significant(value, digits) {
     if (value === 0) return "0";
     const decimals = digits - 1 - Math.floor(Math.log10(Math.abs(value)));
-    let text = decimals >= 0 ? value.toFixed(Math.min(decimals, 12)) : String(Math.round(value / 10 ** -decimals) * 10 ** -decimals);
+    const unit = 10 ** -decimals;
+    let text = decimals >= 0 ? value.toFixed(Math.min(decimals, 12)) : String(Math.round(value / unit) * unit);
     if (text.includes(".")) text = text.replace(/0+$/, "").replace(/\.$/, "");
     return text;
   }
@@ -32,7 +33,7 @@
     for (const [key, value] of Object.entries(attributes)) {
       if (key === "class") element.className = value;
       else if (key === "click") element.addEventListener("click", value);
-      else if (key === "style") for (const [k, v] of Object.entries(value)) k.startsWith("--") ? element.style.setProperty(k, v) : (element.style[k] = v);
+      else if (key === "style") Object.entries(value).forEach(([name, v]) => element.style.setProperty(name, v));
       else if (value !== null && value !== undefined) element.setAttribute(key, value);
     }
     for (const child of children.flat()) if (child !== null && child !== undefined) element.append(child);

@@ -3,6 +3,25 @@
   "use strict";
   const S = (window.stepscope = window.stepscope || {});
   const MAX_PARTS = 64;
+  const HINT = "Click an operation for its parts on every rank. Shift+drag, or drag on the ruler, for the sums of a range. "
+    + "/ searches the whole run, ? lists the keys.";
+
+  const row = (...cells) => S.make("tr", {}, ...cells);
+  const head = (...words) => S.make("thead", {}, row(...words.map((word) => S.make("th", { scope: "col" }, word))));
+  const link = (text, click) => S.make("button", { class: "ss-link", type: "button", click }, text);
+  const percent = (share) => `${100 * share}%`;
+
+  /** Colour and texture of a category, as in the timeline. */
+  const ink = (code) => ({ "--c": `var(--ss-c-${S.theme.categories[code].key})` });
+  const texture = (code) => `ss-t-${S.theme.categories[code].texture}`;
+  S.swatch = (code) => S.make("i", { class: `ss-swatch ${texture(code)}`, style: ink(code), "aria-hidden": "true" });
+
+  /** A piece of a small bar: from `left`, `width` wide, as shares of the bar. */
+  function piece(code, left, width) {
+    const wide = Math.max(width > 0 ? 0.004 : 0, width);
+    return S.make("i", { class: texture(code), style: { ...ink(code), left: percent(left), width: percent(wide) } });
+  }
+  const bar = (pieces) => S.make("td", { class: "ss-wide" }, S.make("div", { class: "ss-part-bar", "aria-hidden": "true" }, pieces));
 
   S.Inspector = class {
     constructor(element, timeline) {
@@ -12,85 +31,76 @@
       element.replaceChildren(this.live, this.body);
       timeline.on("selected", (event) => { this.event = event; this.render(); this.say(event ? this.sentence(event) : ""); });
       timeline.on("range", (range) => this.askSums(range));
-      timeline.on("said", (text) => this.say(text, true));
+      timeline.on("said", (text) => { this.say(text); timeline.tell("flash", text); });
       this.render();
     }
-    say(text, show = false) {
-      this.live.textContent = text;
-      if (show) { this.timeline.tell("flash", text); }
-    }
+    say(text) { this.live.textContent = text; }
     sentence(event) {
       const what = `${event.name}, ${S.theme.categories[event.category].label}, rank ${event.rank}`;
       return event.note ? `${what}. ${event.parts.length} ranks: ${event.note}.` : `${what}, ${S.duration(event.end - event.start)}.`;
     }
     async askSums(range) {
       if (!range) { this.sums = null; this.render(); return; }
-      const ranks = this.timeline.layout.filter ? `&ranks=${S.ranges(this.timeline.layout.shownRanks().map((r) => r.rank))}` : "";
-      const [start, end] = range.map(Math.round);
-      const sums = await S.json(`/api/sums/${S.runPath(this.timeline.run)}?start=${start}&end=${end}${ranks}`);
-      const now = this.timeline.range;
-      if (!now || Math.round(now[0]) !== start || Math.round(now[1]) !== end) return;
+      const T = this.timeline, [start, end] = range.map(Math.round);
+      const ranks = T.layout.filter ? `&ranks=${S.ranges(T.layout.shownRanks().map((r) => r.rank))}` : "";
+      const sums = await S.json(`/api/sums/${S.runPath(T.run)}?start=${start}&end=${end}${ranks}`);
+      if (!T.range || Math.round(T.range[0]) !== start || Math.round(T.range[1]) !== end) return;
       this.sums = sums;
       this.render();
-      this.say(`Range of ${sums.range}, mean over ${sums.ranks.length} ranks: ` + sums.terms.map((code, i) => `${S.theme.categories[code].label} ${sums.text[i]}`).join(", "));
+      const spoken = sums.terms.map((code, i) => `${S.theme.categories[code].label} ${sums.text[i]}`).join(", ");
+      this.say(`Range of ${sums.range}, mean over ${sums.ranks.length} ranks: ${spoken}`);
     }
     render() {
       const blocks = [];
       if (this.event) blocks.push(this.eventBlock(this.event));
       if (this.event && this.event.parts.length) blocks.push(this.partsBlock(this.event));
       if (this.sums) blocks.push(this.sumsBlock(this.sums));
-      if (!blocks.length) blocks.push(S.make("p", { class: "ss-hint" },
-        "Click an operation for its parts on every rank. Shift+drag, or drag on the ruler, for the sums of a range. / searches the whole run, ? lists the keys."));
+      if (!blocks.length) blocks.push(S.make("p", { class: "ss-hint" }, HINT));
       this.body.replaceChildren(...blocks);
     }
-    head(title, code, close) {
-      return S.make("div", { class: "ss-block-head" }, code === null ? null : S.swatch(code), S.make("h3", {}, title),
-        S.make("button", { class: "ss-close", type: "button", "aria-label": "Clear", title: "Clear (Esc)", click: close }, "✕"));
+    title(words, code, close) {
+      const cross = S.make("button", { class: "ss-close", type: "button", "aria-label": "Clear", title: "Clear (Esc)", click: close }, "✕");
+      return S.make("div", { class: "ss-block-head" }, code === null ? null : S.swatch(code), S.make("h3", {}, words), close ? cross : null);
     }
     eventBlock(event) {
-      const category = S.theme.categories[event.category];
-      const rows = [["Term", category.label], ...event.facts].map(([k, v]) => S.make("tr", {}, S.make("th", { scope: "row" }, k), S.make("td", {}, v)));
-      const block = S.make("section", { class: "ss-block", "aria-label": "Selected operation" }, this.head(event.name, event.category, () => this.timeline.clearSelection()),
-        S.make("table", { class: "ss-facts" }, S.make("tbody", {}, rows)));
-      if (!event.event) block.append(S.make("p", { class: "ss-definition" }, category.definition));
-      const flying = event.in_flight || [];
-      if (flying.length) {
-        block.append(S.make("p", { class: "ss-definition" }, "In flight meanwhile: ", ...flying.map((one) =>
-          S.make("button", { class: "ss-link", type: "button", click: () => this.timeline.choose(one.track, one.index, false) }, one.name))));
-      }
-      return block;
+      const category = S.theme.categories[event.category], facts = [["Term", category.label], ...event.facts];
+      const rows = facts.map(([name, value]) => row(S.make("th", { scope: "row" }, name), S.make("td", {}, value)));
+      const flying = (event.in_flight || []).map((one) => link(one.name, () => this.timeline.choose(one.track, one.index, false)));
+      return S.make("section", { class: "ss-block", "aria-label": "Selected operation" },
+        this.title(event.name, event.category, () => this.timeline.clearSelection()),
+        S.make("table", { class: "ss-facts" }, S.make("tbody", {}, rows)),
+        event.event ? null : S.make("p", { class: "ss-definition" }, category.definition),
+        flying.length ? S.make("p", { class: "ss-definition" }, "In flight meanwhile: ", ...flying) : null);
     }
     partsBlock(event) {
-      const parts = [...event.parts].sort((a, b) => b.start - a.start).slice(0, MAX_PARTS);
-      const first = Math.min(...event.parts.map((p) => p.start)), last = Math.max(...event.parts.map((p) => p.end)), span = Math.max(1, last - first);
-      const bar = (p) => S.make("div", { class: "ss-part-bar", "aria-hidden": "true" }, p.pieces.map(([code, a, b]) => S.texture(code, (a - first) / span, (b - a) / span)));
-      const rows = parts.map((p) => S.make("tr", { class: p.rank === event.last_rank ? "ss-last" : "" },
-        S.make("th", { scope: "row" }, S.make("button", { class: "ss-link", type: "button", click: () => this.timeline.revealRank(p.rank) }, `rank ${p.rank}`), p.label ? S.make("small", {}, ` ${p.label}`) : null),
-        S.make("td", {}, p.wait), S.make("td", {}, p.transfer), S.make("td", { class: "ss-wide" }, bar(p)),
+      const first = Math.min(...event.parts.map((p) => p.start)), last = Math.max(...event.parts.map((p) => p.end));
+      const span = Math.max(1, last - first);
+      const listed = [...event.parts].sort((a, b) => b.start - a.start).slice(0, MAX_PARTS);
+      const rows = listed.map((p) => S.make("tr", { class: p.rank === event.last_rank ? "ss-last" : "" },
+        S.make("th", { scope: "row" }, link(`rank ${p.rank}`, () => this.timeline.revealRank(p.rank)), S.make("small", {}, ` ${p.label}`)),
+        S.make("td", {}, p.wait), S.make("td", {}, p.transfer),
+        bar(p.pieces.map(([code, from, to]) => piece(code, (from - first) / span, (to - from) / span))),
         S.make("td", {}, p.rank === event.last_rank ? "last" : "")));
-      const more = event.parts.length - parts.length;
+      const more = event.parts.length - listed.length;
       return S.make("section", { class: "ss-block ss-grow", "aria-label": "Parts on all ranks" },
-        S.make("div", { class: "ss-block-head" }, S.make("h3", {}, `On ${event.parts.length} ranks: ${event.note}`)),
+        this.title(`On ${event.parts.length} ranks: ${event.note}`, null, null),
         S.make("div", { class: "ss-scroll" }, S.make("table", { class: "ss-parts" },
-          S.make("thead", {}, S.make("tr", {}, ...["Rank, latest first", "Waits", "Transfers", "", ""].map((h) => S.make("th", { scope: "col" }, h)))),
-          S.make("tbody", {}, rows))), more > 0 ? S.make("p", { class: "ss-definition" }, `and ${more} more, which came earlier`) : null);
+          head("Rank, latest first", "Waits", "Transfers", "", ""), S.make("tbody", {}, rows))),
+        more > 0 ? S.make("p", { class: "ss-definition" }, `and ${more} more, which came earlier`) : null);
     }
     sumsBlock(sums) {
-      const length = sums.end - sums.start, column = (i) => sums.ns.map((row) => row[i]);
+      const length = sums.end - sums.start, many = sums.ranks.length > 1;
       const rows = sums.terms.map((code, i) => {
-        const share = sums.mean_ns[i] / length, values = column(i);
-        const category = S.theme.categories[code];
-        return S.make("tr", { title: category.definition }, S.make("th", { scope: "row" }, S.swatch(code), category.label), S.make("td", {}, sums.text[i]), S.make("td", {}, S.percent(share)),
-          S.make("td", { class: "ss-wide" }, S.make("div", { class: "ss-part-bar", "aria-hidden": "true" }, S.texture(code, 0, share))),
-          S.make("td", {}, values.length > 1 ? `${S.duration(Math.min(...values), 3)} – ${S.duration(Math.max(...values), 3)}` : ""));
+        const share = sums.mean_ns[i] / length, values = sums.ns.map((of) => of[i]), category = S.theme.categories[code];
+        return S.make("tr", { title: category.definition },
+          S.make("th", { scope: "row" }, S.swatch(code), category.label),
+          S.make("td", {}, sums.text[i]), S.make("td", {}, S.percent(share)), bar([piece(code, 0, share)]),
+          S.make("td", {}, many ? `${S.duration(Math.min(...values), 3)} – ${S.duration(Math.max(...values), 3)}` : ""));
       });
+      const of = `mean over ${sums.ranks.length} ${many ? "ranks" : "rank"}`;
       return S.make("section", { class: "ss-block ss-grow", "aria-label": "Sums of the selected range" },
-        this.head(`Range of ${sums.range}: mean over ${sums.ranks.length} ${sums.ranks.length === 1 ? "rank" : "ranks"}`, null, () => this.timeline.setRange(null)),
-        S.make("table", { class: "ss-parts" }, S.make("thead", {}, S.make("tr", {}, ...["Term", "Mean", "Share", "", "Over ranks"].map((h) => S.make("th", { scope: "col" }, h)))), S.make("tbody", {}, rows)));
+        this.title(`Range of ${sums.range}: ${of}`, null, () => this.timeline.setRange(null)),
+        S.make("table", { class: "ss-parts" }, head("Term", "Mean", "Share", "", "Over ranks"), S.make("tbody", {}, rows)));
     }
   };
-
-  /** A piece of a small bar: from `left`, `width` wide, as shares of the bar. */
-  S.texture = (code, left, width) => S.make("i", { class: `ss-t-${S.theme.categories[code].texture}`, style: { "--c": `var(--ss-c-${S.theme.categories[code].key})`, left: `${100 * left}%`, width: `${Math.max(width > 0 ? 0.4 : 0, 100 * width)}%` } });
-  S.swatch = (code) => S.make("i", { class: `ss-swatch ss-t-${S.theme.categories[code].texture}`, style: { "--c": `var(--ss-c-${S.theme.categories[code].key})` }, "aria-hidden": "true" });
 })();

@@ -1,4 +1,4 @@
-/* Joins the page that Dash draws with the timelines: mounting, toolbar, findings, theme, linked timelines of Compare. */
+/* Joins the page that Dash draws with the timelines: mounting, findings, keys of the page, callbacks in the browser. */
 (function () {
   "use strict";
   const S = (window.stepscope = window.stepscope || {});
@@ -10,44 +10,28 @@
     if (!S.Timeline || !S.View) return;
     for (const element of document.querySelectorAll(".ss-timeline:not([data-mounted])")) {
       element.dataset.mounted = "true";
-      const linked = element.closest("[data-linked]");
-      const timeline = new S.Timeline(element, { run: element.dataset.run, view: linked ? sharedView(linked) : new S.View(), primary: !linked });
-      element.timeline = timeline;
-      const panel = element.closest(".ss-panel"), inspector = panel && panel.querySelector(".ss-inspector");
-      timeline.loading.then(() => {
-        if (inspector) new S.Inspector(inspector, timeline);
-        const tools = !linked && panel && panel.querySelector(".ss-tools");
-        if (tools) new S.Toolbar(tools, timeline);
-        if (linked) align(linked); else timeline.restore(S.url.read());
-      }).catch((error) => fail(element, error));
+      const place = element.closest("[data-linked]");
+      const linked = place && (place.linked = place.linked || new S.Linked(place));
+      const view = linked ? linked.view : new S.View();
+      const timeline = (element.timeline = new S.Timeline(element, { run: element.dataset.run, view, primary: !linked }));
+      timeline.loading.then(() => equip(element, timeline, linked)).catch((error) => {
+        element.classList.add("ss-failed");
+        element.textContent = `The timeline could not be loaded (${error.message}).`;
+      });
     }
   }
-  function fail(element, error) {
-    element.classList.add("ss-failed");
-    element.textContent = `The timeline could not be loaded (${error.message}).`;
+  function equip(element, timeline, linked) {
+    const panel = element.closest(".ss-panel"), find = (name) => panel && panel.querySelector(name);
+    if (find(".ss-inspector")) new S.Inspector(find(".ss-inspector"), timeline);
+    if (linked) { linked.join(); return; }
+    if (find(".ss-tools")) new S.Toolbar(find(".ss-tools"), timeline);
+    timeline.restore(S.url.read());
   }
-  const sharedView = (linked) => linked.view || (linked.view = new S.View());
 
-  // ---- help, findings, rows of tables -------------------------------------------------------------------------------
-  const KEYS = [["Ctrl + wheel, W, S", "zoom at the cursor"], ["Drag, A, D, Shift + wheel", "pan"], ["Wheel, ↑, ↓", "scroll ranks"], ["Shift + drag, drag on the ruler", "select a range: sums of every term"],
-    ["Click", "an operation: its parts on all ranks; a dense area: zoom in; a step's number: that step"], ["←, →", "previous, next operation on the lane (pan when none is selected)"], ["[, ]", "previous, next of the same name"],
-    ["/", "search the whole run; Enter or N: next hit"], ["F", "fit the selection; everything when there is none"], ["Double click", "fit the selected operation"], ["Enter", "select the first operation in view"], ["Esc", "clear"]];
-  S.toggleHelp = function () {
-    const open = document.querySelector("dialog.ss-help");
-    if (open) { open.close(); return; }
-    const dialog = S.make("dialog", { class: "ss-help", "aria-label": "Keys" }, S.make("h2", {}, "Keys of the timeline"),
-      S.make("table", {}, S.make("tbody", {}, KEYS.map(([k, what]) => S.make("tr", {}, S.make("th", { scope: "row" }, k), S.make("td", {}, what))))),
-      S.make("button", { type: "button", class: "ss-button", click: () => dialog.close() }, "Close"));
-    dialog.addEventListener("close", () => dialog.remove());
-    dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
-    document.body.append(dialog);
-    dialog.showModal();
-  };
-  const integer = (text) => (text === undefined || text === "" || text === "None" ? null : Number(text));
+  // ---- findings, keys and history of the page -----------------------------------------------------------------------
+  const integer = (text) => (text === undefined || text === "" ? null : Number(text));
   document.addEventListener("click", (e) => {
-    const finding = e.target.closest && e.target.closest("[data-finding]");
-    if (!finding) return;
-    const T = S.primary();
+    const finding = e.target.closest && e.target.closest("[data-finding]"), T = finding && S.primary();
     if (!T || !T.meta) return;
     const { rank, start, end, op } = finding.dataset;
     document.querySelectorAll("[data-finding]").forEach((f) => f.setAttribute("aria-pressed", String(f === finding)));
@@ -55,62 +39,16 @@
     T.element.scrollIntoView({ block: "nearest", behavior: "smooth" });
   });
   document.addEventListener("keydown", (e) => {
-    if (S.isTyping() || e.ctrlKey || e.metaKey || e.altKey) return;
-    const T = S.primary() || S.timelines()[0];
-    if (!T) return;
-    if (e.key === "/") { const box = document.querySelector(".ss-search"); if (box) { e.preventDefault(); box.focus(); box.select(); } }
+    if (S.isTyping() || e.ctrlKey || e.metaKey || e.altKey || !S.timelines().length) return;
+    const box = document.querySelector(".ss-search");
+    if (e.key === "/" && box) { e.preventDefault(); box.focus(); box.select(); }
     if (e.key === "?") { e.preventDefault(); S.toggleHelp(); }
   });
-  window.addEventListener("popstate", () => { const T = S.primary(); if (T && T.meta) T.restore(S.url.read()); else document.querySelectorAll("[data-linked]").forEach(restoreLinked); });
-
-  // ---- Compare: one transform, each run shifted to the start of the chosen step -------------------------------------
-  function align(linked) {
-    const all = [...linked.querySelectorAll(".ss-timeline")].map((el) => el.timeline);
-    if (all.length < 2 || all.some((t) => !t || !t.meta) || linked.aligned) return;
-    linked.aligned = true;
-    const select = S.make("select", { class: "ss-input ss-align", "aria-label": "Align both runs at the start of" });
-    const row = S.make("div", { class: "ss-tools-row" }, S.make("h2", {}, "Timelines"), S.make("label", { class: "ss-of" }, "aligned at the start of ", select),
-      S.make("button", { type: "button", class: "ss-button", title: "Show the step", click: () => linked.apply(true) }, "Fit"),
-      S.make("button", { type: "button", class: "ss-button", "aria-pressed": "true", title: "Fold every rank to its first lane", click: (e) => fold(all, e.currentTarget) }, "Fold"), S.make("button", { type: "button", class: "ss-button", "aria-label": "Keys", click: () => S.toggleHelp() }, "?"));
-    linked.querySelector(".ss-tools").replaceChildren(row);
-    const shared = all[0].meta.steps.map((s) => s.step).filter((step) => all.every((t) => t.meta.steps.some((s) => s.step === step)));
-    const choices = shared.length ? shared : all[0].meta.steps.map((s) => s.step);
-    select.replaceChildren(...choices.map((step) => S.make("option", { value: String(step) }, step === "all" ? "whole trace" : `step ${step}`)));
-    const wanted = S.url.read().align;
-    select.value = choices.map(String).includes(wanted) ? wanted : String(choices[Math.min(1, choices.length - 1)]);
-    select.addEventListener("change", () => apply(true));
-    const view = linked.view;
-    for (const t of all) { t.layout.allCollapsed = true; t.resize(); }
-    const apply = (fit) => {
-      const found = all.map((t) => t.meta.steps.find((s) => String(s.step) === select.value) || t.meta.steps[0] || { start: 0, end: t.meta.span_ns });
-      all.forEach((t, i) => { t.shift = found[i].start; });
-      view.limits = [Math.min(...all.map((t) => -t.shift)), Math.max(...all.map((t) => t.meta.span_ns - t.shift))];
-      if (fit) { const longest = Math.max(...found.map((s) => s.end - s.start)); view.set(-longest * 0.03, longest * 1.05); }
-      all.forEach((t) => t.changed());
-    };
-    linked.apply = apply;
-    apply(true);
-    restoreLinked(linked);
-    all.forEach((t) => t.on("settled", () => rememberLinked(linked)));
-  }
-  function fold(all, button) {
-    const on = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", String(on));
-    for (const t of all) { t.layout.allCollapsed = on; t.layout.collapsed.clear(); t.relayout(); }
-  }
-  function rememberLinked(linked) {
-    const view = linked.view, t = `${Math.round(view.start)}-${Math.round(view.end)}`, select = linked.querySelector("select.ss-align");
-    const first = linked.remembered === undefined, state = `${t}|${select.value}`;
-    if (linked.remembered === state) return;
-    linked.remembered = state;
-    S.url.write({ ...S.url.read(), t, align: select.value }, !first);
-  }
-  function restoreLinked(linked) {
-    if (!linked.apply) return;
-    const state = S.url.read(), select = linked.querySelector("select.ss-align"), m = /^(-?\d+)-(-?\d+)$/.exec(state.t || "");
-    if (state.align && [...select.options].some((o) => o.value === state.align)) { select.value = state.align; linked.apply(!m); }
-    if (m && Number(m[2]) > Number(m[1])) linked.view.set(Number(m[1]), Number(m[2]));
-  }
+  window.addEventListener("popstate", () => {
+    const T = S.primary();
+    if (T && T.meta) T.restore(S.url.read());
+    document.querySelectorAll("[data-linked]").forEach((place) => place.linked && place.linked.restore());
+  });
 
   // ---- Dash's own callbacks in the browser --------------------------------------------------------------------------
   window.dash_clientside = window.dash_clientside || {};

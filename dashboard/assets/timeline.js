@@ -10,7 +10,8 @@
       Object.assign(this, { element, run, view, primary });
       this.shift = 0; // run time = view time + shift: linked timelines are aligned at a step's start
       this.scroll = 0; this.cursor = null; this.hoverRank = null; this.range = null; this.selected = null;
-      this.found = null; this.foundLabels = new Set(); this.query = ""; this.hidden = new Set(); this.overview = null; this.meta = null;
+      this.found = null; this.foundLabels = new Set(); this.query = "";
+      this.hidden = new Set(); this.overview = null; this.meta = null;
       this.width = 0; this.height = 0; this.gutter = 150; this.colours = {}; this.paints = []; this.widths = new Map();
       this.canvas = S.make("canvas", { "aria-hidden": "true" }); this.overCanvas = S.make("canvas", { "aria-hidden": "true" });
       this.tip = S.make("div", { class: "ss-tip", role: "tooltip" });
@@ -54,8 +55,9 @@
       const text = sample ? `rank ${sample.rank} · ${sample.label}` : "rank 0";
       const rank = this.base.measureText(text).width + 52;
       this.base.font = `400 10.5px ${S.FONT}`;
-      const lanes = this.meta.ranks.slice(0, 64).flatMap((r) => r.tracks.map(([, , label]) => this.base.measureText(label).width + 34));
-      return Math.round(Math.min(240, Math.max(120, rank, Math.min(190, ...lanes.length ? [Math.max(...lanes)] : [0]))));
+      const labels = this.meta.ranks.slice(0, 64).flatMap((r) => r.tracks.map(([, , label]) => label));
+      const lane = Math.max(0, ...labels.map((label) => this.base.measureText(label).width + 34));
+      return Math.round(Math.min(240, Math.max(120, rank, Math.min(190, lane))));
     }
 
     // ---- geometry ---------------------------------------------------------------------------------------------------
@@ -94,16 +96,21 @@
       const row = this.layout.rows.find((r) => r.rank === rank);
       if (!row) return;
       const room = this.height - this.body;
-      if (row.y < this.scroll || row.y + 60 > this.scroll + room) { this.scroll = row.y - room / 3; this.clampScroll(); this.paint(); this.feed.refresh(); }
+      if (row.y < this.scroll || row.y + 60 > this.scroll + room) this.scrollBy(row.y - room / 3 - this.scroll);
     }
     ticks() {
-      const { view } = this, raw = view.span / Math.max(2, (this.width - this.gutter) / 110), power = 10 ** Math.floor(Math.log10(raw));
+      const { view } = this, raw = view.span / Math.max(2, (this.width - this.gutter) / 110);
+      const power = 10 ** Math.floor(Math.log10(raw));
       const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw), at = [];
       for (let t = Math.ceil(view.start / step) * step; t <= view.end; t += step) at.push(t + this.shift);
       const far = Math.max(Math.abs(view.start), Math.abs(view.end));
-      const [size, unit] = far >= 1e9 && step >= 1e6 ? [1e9, "s"] : far >= 1e6 && step >= 1e3 ? [1e6, "ms"] : far >= 1e3 ? [1e3, "µs"] : [1, "ns"];
+      const units = [[1e9, "s", 1e6], [1e6, "ms", 1e3], [1e3, "µs", 0], [0, "ns", 0]]; // from which time and which step on
+      const [at1, unit] = units.find(([from, , least]) => far >= from && step >= least), size = at1 || 1;
       const decimals = Math.min(9, Math.max(0, -Math.floor(Math.log10(step / size) + 1e-9)));
-      const group = (text) => { const [whole, part] = text.split("."); return whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (part ? "." + part : ""); };
+      const group = (text) => {
+        const [whole, part] = text.split(".");
+        return whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (part ? `.${part}` : "");
+      };
       return { at, text: (t) => `${group(((t - this.shift) / size).toFixed(decimals)).replace("-", "−")} ${unit}` };
     }
 
@@ -111,7 +118,8 @@
     recolour() {
       if (!S.theme || !this.element.isConnected) return;
       const css = (name) => S.cssColour(`--ss-${name}`), dark = S.isDark();
-      const K = this.colours = Object.fromEntries(["card", "lane", "line", "text", "muted", "accent", "label"].map((n) => [n, css(n)]));
+      const names = ["card", "lane", "line", "text", "muted", "accent", "label"];
+      const K = (this.colours = Object.fromEntries(names.map((name) => [name, css(name)])));
       K.grid = S.mix(K.line, K.lane, 0.6); K.step = S.mix(K.text, K.card, 0.45); K.veil = K.card + "b8"; K.dim = K.card + "a6";
       K.hit = dark ? "#ff8ad8" : "#c2187f";
       this.fills = new S.Fills(this.base, S.theme, dark, K.lane, K.card);
@@ -162,8 +170,8 @@
       if (!this.meta || this.width <= this.gutter) return null;
       const { view, shift } = this, clip = (t) => Math.min(Math.max(t + shift, 0), this.meta.span_ns), half = view.span / 2;
       const room = this.height - this.body;
-      const seen = [...this.layout.pinRows, ...this.layout.rowsBetween(this.scroll, this.scroll + room)].map((r) => r.track);
-      const near = [...this.layout.pinRows, ...this.layout.rowsBetween(this.scroll - 160, this.scroll + room + 160)].map((r) => r.track);
+      const within = (margin) => [...this.layout.pinRows, ...this.layout.rowsBetween(this.scroll - margin, this.scroll + room + margin)];
+      const seen = within(0).map((r) => r.track), near = within(160).map((r) => r.track);
       return {
         from: clip(view.start), to: clip(view.end), overFrom: clip(view.start - half), overTo: clip(view.end + half) + 1,
         binNs: S.binFor(1 / this.pixelsPerNs), lanes: seen, overLanes: near.slice(0, 390),
@@ -195,7 +203,10 @@
       S.url.write({ ...S.url.read(), ...state }, !first);
     }
     restore(state) {
-      const pair = (text) => { const m = /^(-?[\d.]+)-(-?[\d.]+)$/.exec(text || ""); return m && Number(m[2]) > Number(m[1]) ? [Number(m[1]), Number(m[2])] : null; };
+      const pair = (text) => {
+        const m = /^(-?[\d.]+)-(-?[\d.]+)$/.exec(text || "");
+        return m && Number(m[2]) > Number(m[1]) ? [Number(m[1]), Number(m[2])] : null;
+      };
       const list = (text) => (text || "").split(",").filter(Boolean);
       const L = this.layout, t = pair(state.t), codes = new Map(S.theme.categories.map((c, i) => [c.key, i]));
       this.restoring = true;
@@ -205,7 +216,10 @@
       L.filter = state.ranks || ""; L.host = state.host === "1";
       L.pinned = new Set(list(state.pin).map(Number).filter(Number.isInteger));
       const fold = list(state.fold);
-      if (state.fold !== undefined) { L.allCollapsed = fold.includes("all"); L.collapsed = new Set(fold.filter((f) => f !== "all").map(Number)); }
+      if (state.fold !== undefined) {
+        L.allCollapsed = fold.includes("all");
+        L.collapsed = new Set(fold.filter((f) => f !== "all").map(Number));
+      }
       if (this.width) this.resize();
       const chosen = /^(\d+)\.(\d+)$/.exec(state.sel || "");
       if (chosen) this.choose(Number(chosen[1]), Number(chosen[2]), false); else this.clearSelection();
@@ -229,8 +243,10 @@
     }
     reveal(rank, start, end) {
       this.revealRank(rank);
-      const { view, shift } = this, span = view.span, a = start - shift, b = end - shift;
-      if (b - a > span || a < view.start || b > view.end) view.set((a + b) / 2 - Math.max(span, (b - a) * 1.6) / 2, (a + b) / 2 + Math.max(span, (b - a) * 1.6) / 2);
+      const { view, shift } = this, a = start - shift, b = end - shift;
+      if (a >= view.start && b <= view.end) return;
+      const half = Math.max(view.span, (b - a) * 1.6) / 2;
+      view.set((a + b) / 2 - half, (a + b) / 2 + half);
     }
     clearSelection() { this.asked = (this.asked || 0) + 1; this.selected = null; this.paint(); this.tell("selected", null); }
     clear() { this.range = null; this.tell("range", null); this.search(""); this.clearSelection(); this.remember(); }
@@ -239,7 +255,8 @@
       const now = this.selected;
       if (!now) return;
       const next = await S.json(`/api/same/${S.runPath(this.run)}?track=${now.track}&index=${now.index}&direction=${direction}`);
-      if (next) this.select(next, true); else this.tell("said", direction > 0 ? "no later event of this name on this lane" : "no earlier event of this name on this lane");
+      if (next) this.select(next, true);
+      else this.tell("said", `no ${direction > 0 ? "later" : "earlier"} event of this name on this lane`);
     }
     neighbour(direction) { if (this.selected) this.choose(this.selected.track, this.selected.index + direction); }
     async search(text, next = false) {
@@ -270,7 +287,11 @@
       const pad = (step.end - step.start) * 0.01;
       this.view.set(step.start - pad - this.shift, step.end + pad - this.shift);
     }
-    toggle(code) { if (this.hidden.has(code)) this.hidden.delete(code); else this.hidden.add(code); if (this.feed.data) this.feed.data.image = null; this.paint(); this.remember(); }
+    toggle(code) {
+      if (this.hidden.has(code)) this.hidden.delete(code); else this.hidden.add(code);
+      if (this.feed.data) this.feed.data.image = null;
+      this.paint(); this.remember();
+    }
     /** The view as a PNG, both canvases over each other. */
     png() {
       const out = S.make("canvas");

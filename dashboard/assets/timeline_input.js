@@ -102,7 +102,9 @@
   function doubleClick(T, e) {
     const [x, y] = place(T, e);
     if (x < T.gutter || y < S.TOP) return;
-    if (T.selected) { const { start, end } = T.selected, pad = Math.max(end - start, 20); T.view.set(start - pad - T.shift, end + pad - T.shift); } else T.view.fit();
+    if (!T.selected) { T.view.fit(); return; }
+    const { start, end } = T.selected, pad = Math.max(end - start, 20);
+    T.view.set(start - pad - T.shift, end + pad - T.shift);
   }
 
   // ---- what lies under a point --------------------------------------------------------------------------------------
@@ -144,7 +146,9 @@
         const away = Math.max(lane.x[j] - p, p - lane.x[j] - lane.w[j], 0);
         if (away < distance && !this.hidden.has(lane.category[j])) { distance = away; best = j; }
       }
-      return best < 0 ? null : { track: row.track, row, index: lane.first + best, code: lane.category[best], name: lane.name[best], ns: lane.w[best] * D.binNs };
+      if (best < 0) return null;
+      const found = { track: row.track, row, index: lane.first + best, code: lane.category[best], name: lane.name[best] };
+      return { ...found, ns: lane.w[best] * D.binNs };
     },
   });
 
@@ -152,11 +156,11 @@
   function hover(T, x, y) {
     const rank = x < T.gutter ? T.rankAt(y) : null;
     if (rank !== T.hoverRank) { T.hoverRank = rank; T.paint(); } else T.paintOver();
-    T.element.style.cursor = x < T.gutter ? (rank === null ? "default" : "pointer") : y < S.OVERVIEW_HEIGHT
-      ? { left: "ew-resize", right: "ew-resize", window: "grab", brush: "crosshair" }[overviewGrip(T, x)] : y < S.TOP ? "text" : "default";
+    T.element.style.cursor = pointerShape(T, x, y, rank);
     const hit = T.hit(x, y);
     if (!hit) { hideTip(T); return; }
-    const categories = S.theme.categories, where = `rank ${hit.row.rank}${hit.row.rankLabel ? " · " + hit.row.rankLabel : ""} · ${hit.row.label || hit.row.role}`;
+    const categories = S.theme.categories, { row } = hit;
+    const where = [`rank ${row.rank}`, row.rankLabel, row.label || row.role].filter(Boolean).join(" · ");
     if (hit.dense) {
       const D = T.feed.data, rest = 1 - hit.mix.reduce((s, [, v]) => s + v, 0);
       const lines = hit.mix.map(([code, share]) => [`${categories[code].label}`, share < 0.005 ? "<1 %" : S.percent(share)]);
@@ -170,6 +174,12 @@
     exact(T, hit, x, y, text, where);
   }
 
+  function pointerShape(T, x, y, rank) {
+    if (x < T.gutter) return rank === null ? "default" : "pointer";
+    if (y >= S.OVERVIEW_HEIGHT) return y < S.TOP ? "text" : "default";
+    return { left: "ew-resize", right: "ew-resize", window: "grab", brush: "crosshair" }[overviewGrip(T, x)];
+  }
+
   /** The exact figures of what is under the cursor, asked once the cursor rests. */
   function exact(T, hit, x, y, text, where) {
     clearTimeout(T.hovering);
@@ -178,7 +188,8 @@
       let event;
       try { event = await S.json(`/api/event/${S.runPath(T.run)}?track=${hit.track}&index=${hit.index}`); } catch (error) { return; }
       if (T.wantedTip !== wanted || !T.tip.classList.contains("shown")) return;
-      const lines = [[S.theme.categories[event.category].label, S.duration(hit.ns)], ...event.facts.filter(([k]) => !["Rank", "Stream", "Group", "Matched by"].includes(k))];
+      const facts = event.facts.filter(([name]) => !["Rank", "Stream", "Group", "Matched by"].includes(name));
+      const lines = [[S.theme.categories[event.category].label, S.duration(hit.ns)], ...facts];
       if (event.note) lines.push(["", event.note]);
       showTip(T, x, y, event.name, lines, where);
     }, 90);
@@ -197,7 +208,8 @@
   // ---- keys ---------------------------------------------------------------------------------------------------------
   function key(T, e) {
     if (!T.meta || e.ctrlKey || e.metaKey || e.altKey) return;
-    const span = T.view.span, at = T.cursor !== null && T.cursor > T.gutter ? T.time(T.cursor) - T.shift : (T.view.start + T.view.end) / 2;
+    const span = T.view.span, over = T.cursor !== null && T.cursor > T.gutter;
+    const at = over ? T.time(T.cursor) - T.shift : (T.view.start + T.view.end) / 2;
     const actions = {
       w: () => T.view.zoom(0.7, at), s: () => T.view.zoom(1 / 0.7, at),
       a: () => T.view.pan(-span * 0.15), d: () => T.view.pan(span * 0.15),

@@ -64,7 +64,8 @@
   function mark(T, part) {
     let row = T.layout.byTrack.get(part.track);
     if (!row) row = [...T.layout.rows, ...T.layout.pinRows].find((r) => r.rank === part.rank && r.head); // its rank is folded
-    return !row ? null : { part, row, y: anywhere(T, row), from: clamp(T, part.start), turn: clamp(T, part.turn), to: clamp(T, part.end) };
+    if (!row) return null;
+    return { part, row, y: anywhere(T, row), from: clamp(T, part.start), turn: clamp(T, part.turn), to: clamp(T, part.end) };
   }
   const clamp = (T, t) => Math.max(T.gutter - 60, Math.min(T.width + 60, T.x(t)));
 

@@ -30,7 +30,8 @@
       return context.createPattern(tile, "repeat");
     }
     shift(x) { // so that hatching does not crawl while the picture is panned
-      for (const style of this.style) if (style instanceof CanvasPattern) style.setTransform(new DOMMatrix([1, 0, 0, 1, ((x % 12) + 12) % 12, 0]));
+      const moved = new DOMMatrix([1, 0, 0, 1, ((x % 12) + 12) % 12, 0]);
+      for (const style of this.style) if (style instanceof CanvasPattern) style.setTransform(moved);
     }
   };
 
@@ -39,7 +40,9 @@
     c.fillStyle = K.card; c.fillRect(0, 0, W, H);
     if (!T.meta || !K.card) return;
     const D = T.feed.data;
-    if (D && D.hasShares && !D.image) D.image = S.sharesImage(D, (id) => T.layout.byTrack.get(id), T.inks, S.theme.stack, T.hidden) || "none";
+    if (D && D.hasShares && !D.image) {
+      D.image = S.sharesImage(D, (id) => T.layout.byTrack.get(id), T.inks, S.theme.stack, T.hidden) || "none";
+    }
     if (D) T.fills.shift(T.x(D.start));
     const body = S.TOP + T.layout.pinHeight;
     section(T, T.layout.rows.filter((r) => r.y + r.h > T.scroll - 30 && r.y < T.scroll + H - body + 30), body, H - body, T.scroll);

@@ -1,39 +1,73 @@
-/* Above a timeline: legend that switches categories, rank filter, search, steps, export, help. */
+/* Above a timeline: legend that switches categories, search, rank filter, steps, export, help. */
 (function () {
   "use strict";
   const S = (window.stepscope = window.stepscope || {});
   const ALWAYS = ["forward", "backward", "optimizer", "visible_comm", "hidden_comm", "bubble", "imbalance"];
 
-  const button = (label, title, click, pressed) => S.make("button", { type: "button", class: "ss-button", title, "aria-label": title, "aria-pressed": pressed === undefined ? null : String(pressed), click }, label);
+  function button(label, title, click, pressed) {
+    const state = pressed === undefined ? null : String(pressed);
+    return S.make("button", { type: "button", class: "ss-button", title, "aria-label": title, "aria-pressed": state, click }, label);
+  }
+  function input(name, type, placeholder, label) {
+    return S.make("input", {
+      class: `ss-input ${name}`, type, placeholder, maxlength: "200", autocomplete: "off", spellcheck: "false", "aria-label": label,
+    });
+  }
 
   S.Toolbar = class {
     constructor(element, timeline) {
-      this.timeline = timeline;
+      const T = (this.timeline = timeline);
       this.legend = S.make("div", { class: "ss-legend", role: "group", "aria-label": "Categories: click one to hide it" });
       this.status = S.make("span", { class: "ss-status", role: "status" });
-      this.filter = S.make("input", { class: "ss-input ss-filter", type: "text", placeholder: "Ranks: 0-3, pp1 dp0", maxlength: "200", autocomplete: "off", spellcheck: "false", "aria-label": "Show only these ranks, for example 0-3 or pp1 dp0" });
-      this.find = S.make("input", { class: "ss-input ss-search", type: "search", placeholder: "Find in the whole run   /", maxlength: "200", autocomplete: "off", spellcheck: "false", "aria-label": "Find operations by name in the whole run" });
-      this.host = button("Host", "Show the host's rows: annotations and operators", () => { timeline.layout.host = !timeline.layout.host; timeline.relayout(); this.mark(); }, false);
-      this.fold = button("Fold", "Fold every rank to its first lane", () => { timeline.layout.allCollapsed = !timeline.layout.allCollapsed; timeline.layout.collapsed.clear(); timeline.relayout(); this.mark(); }, false);
-      const steps = S.make("span", { class: "ss-group" }, button("‹", "Previous step", () => moveStep(timeline, -1)), button("›", "Next step", () => moveStep(timeline, 1)));
+      this.filter = input("ss-filter", "text", "Ranks: 0-3, pp1 dp0", "Show only these ranks, for example 0-3 or pp1 dp0");
+      this.find = input("ss-search", "search", "Find in the whole run   /", "Find operations by name in the whole run");
+      this.host = button("Host", "Show the host's rows: annotations and operators", () => this.toggleHost(), false);
+      this.fold = button("Fold", "Fold every rank to its first lane", () => this.toggleFold(), false);
+      const steps = S.make("span", { class: "ss-group" },
+        button("‹", "Previous step", () => moveStep(T, -1)), button("›", "Next step", () => moveStep(T, 1)));
       element.replaceChildren(
         S.make("div", { class: "ss-tools-row" }, S.make("h2", {}, "Timeline"), this.legend),
-        S.make("div", { class: "ss-tools-row" }, this.find, this.filter, steps, button("Fit", "Show the whole run (Home)", () => timeline.view.fit()), this.fold, this.host, button("PNG", "Save what is shown as a picture", () => timeline.png()), button("?", "Keys of the timeline", () => S.toggleHelp()), this.status));
+        S.make("div", { class: "ss-tools-row" }, this.find, this.filter, steps,
+          button("Fit", "Show the whole run (Home)", () => T.view.fit()), this.fold, this.host,
+          button("PNG", "Save what is shown as a picture", () => T.png()),
+          button("?", "Keys of the timeline", () => S.toggleHelp()), this.status));
       this.listen();
+    }
+    toggleHost() { this.timeline.layout.host = !this.timeline.layout.host; this.timeline.relayout(); this.mark(); }
+    toggleFold() {
+      const { layout } = this.timeline;
+      layout.allCollapsed = !layout.allCollapsed;
+      layout.collapsed.clear();
+      this.timeline.relayout();
+      this.mark();
     }
     listen() {
       const T = this.timeline;
-      T.on("arrived", () => { this.describe(); this.drawLegend(); }).on("found", () => this.describe()).on("flash", (text) => { this.status.textContent = text; });
-      T.on("restored", () => { this.filter.value = T.layout.filter; this.find.value = T.query; this.legendKey = ""; this.drawLegend(); this.mark(); });
-      this.filter.addEventListener("input", () => { T.layout.filter = this.filter.value; T.relayout(); if (T.range) T.tell("range", T.range); });
+      T.on("arrived", () => { this.describe(); this.drawLegend(); });
+      T.on("found", () => this.describe());
+      T.on("flash", (text) => { this.status.textContent = text; });
+      T.on("restored", () => this.follow());
+      this.filter.addEventListener("input", () => {
+        T.layout.filter = this.filter.value;
+        T.relayout();
+        if (T.range) T.tell("range", T.range);
+      });
       let timer;
       this.find.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => T.search(this.find.value), 180); });
       this.find.addEventListener("keydown", (e) => {
         if (e.key === "Enter") { e.preventDefault(); clearTimeout(timer); T.search(this.find.value, true); }
         if (e.key === "Escape") { this.find.value = ""; T.search(""); T.element.focus(); }
       });
-      this.filter.value = T.layout.filter; this.find.value = T.query;
-      this.mark(); this.describe(); this.drawLegend();
+      this.follow();
+      this.describe();
+    }
+    /** Show what the timeline's state says, after the address bar or a finding has changed it. */
+    follow() {
+      this.filter.value = this.timeline.layout.filter;
+      this.find.value = this.timeline.query;
+      this.legendKey = "";
+      this.drawLegend();
+      this.mark();
     }
     mark() {
       this.host.setAttribute("aria-pressed", String(this.timeline.layout.host));
@@ -46,20 +80,24 @@
       const merged = D.merged ? `, ${S.count(D.merged)} merged into shares of ${S.duration(D.binNs)}` : "";
       this.status.textContent = `showing ${S.count(D.single)} one by one${merged}`;
     }
+    /** The usual categories and all that have been in view. */
     drawLegend() {
-      const T = this.timeline, D = T.feed.data, present = new Set(ALWAYS);
-      for (const key of this.seen || []) present.add(key);
-      if (D) for (const lane of D.lanes.values()) for (const code of lane.single ? new Set(lane.category) : lane.shares.map(([c]) => c)) present.add(S.theme.categories[code].key);
-      T.hidden.forEach((code) => present.add(S.theme.categories[code].key));
-      present.delete("idle");
-      this.seen = present;
-      const key = [...present].sort().join() + [...T.hidden].join();
+      const T = this.timeline, D = T.feed.data, seen = (this.seen = this.seen || new Set(ALWAYS));
+      const note = (code) => seen.add(S.theme.categories[code].key);
+      if (D) for (const lane of D.lanes.values()) (lane.single ? new Set(lane.category) : lane.shares.map(([c]) => c)).forEach(note);
+      T.hidden.forEach(note);
+      seen.delete("idle");
+      const key = [...seen].sort().join() + [...T.hidden].join();
       if (key === this.legendKey) return;
       this.legendKey = key;
-      this.legend.replaceChildren(...S.theme.categories.map((category, code) => (present.has(category.key) ? S.make("button", {
-        type: "button", class: "ss-key", "aria-pressed": String(!T.hidden.has(code)), title: category.definition,
-        click: (e) => { T.toggle(code); e.currentTarget.setAttribute("aria-pressed", String(!T.hidden.has(code))); },
-      }, S.swatch(code), category.label) : null)).filter(Boolean));
+      const keys = S.theme.categories.map((category, code) => (seen.has(category.key) ? this.legendButton(category, code) : null));
+      this.legend.replaceChildren(...keys.filter(Boolean));
+    }
+    legendButton(category, code) {
+      const T = this.timeline, shown = () => String(!T.hidden.has(code));
+      const click = (e) => { T.toggle(code); e.currentTarget.setAttribute("aria-pressed", shown()); };
+      return S.make("button", { type: "button", class: "ss-key", "aria-pressed": shown(), title: category.definition, click },
+        S.swatch(code), category.label);
     }
   };
 

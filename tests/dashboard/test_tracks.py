@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from stepscope.analysis.run import RankData, empty_columns
 from stepscope.dashboard.level_of_detail import Track
 from stepscope.dashboard.loaded import LoadedRun
+from stepscope.dashboard.pieces import Segments, layers
 from stepscope.dashboard.theme import CATEGORIES, CODE
-from stepscope.dashboard.tracks import Labels, Segments, build_tracks, layers
+from stepscope.dashboard.tracks import Labels, build_tracks
 from stepscope.tracer.schema import AXES, EVENT_COLUMNS, KINDS, PHASES, Lane, code_of
 
 
