@@ -23,6 +23,10 @@ _EVENT_SHARE = 2
 BLOCK_ROWS = 1 << 14
 """Events scanned at a time."""
 
+WASTE_LIMIT = 64 << 20
+"""Bytes that may be scanned in vain (more in longer files) before damaged stretches are skipped whole: no file may take
+longer than a few times its length."""
+
 FIRST_TEXTS, FIRST_ARENA = 1 << 15, 4 << 20
 MAX_TEXTS = 1 << 20
 MAX_ARENA = 256 << 20
@@ -93,6 +97,7 @@ class _Reader:
         self._output = _output(BLOCK_ROWS)
         self._header: dict[str, Any] = {}
         self._lost: list[Repair] = []
+        self._wasted = 0  # bytes scanned in events that came to nothing
         self._gatherer = Gatherer()
         overflow = np.frombuffer(bytearray(b"(one of too many names)"), np.uint8)
         scanner.intern(overflow, 0, len(overflow), self._strings, self._state, self._pending)
@@ -242,7 +247,11 @@ class _Reader:
         The end is only believed where the file ends too: within an event, a list of objects ends like the list of events.
         """
         self._lost.append(Repair(code, f"{why}: left out", 1, self._base + self._position))
+        stopped = int(self._state[scanner.STOPPED])
+        self._wasted += stopped - self._position
         self._position = max(self._buffer.find(b"{", self._position, self._filled), self._position) + 1
+        if self._wasted > WASTE_LIMIT + self._base:
+            self._position = max(self._position, stopped)
         while True:
             event = _NEXT_EVENT.search(self._buffer, self._position, self._filled)
             if event:

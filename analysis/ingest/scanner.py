@@ -31,7 +31,7 @@ DIRTY = 2 * REPAIRS
 REPAIRS_SIZE = DIRTY + 1
 
 # `state`: the scanner's counters
-TEXT_COUNT, ARENA_USED, BASE, EVENT_START, CAPPED, STATE_SIZE = range(6)
+TEXT_COUNT, ARENA_USED, BASE, EVENT_START, STOPPED, CAPPED, STATE_SIZE = range(7)
 
 MAX_TEXT = 1 << 16
 """Bytes of one string that are kept."""
@@ -572,6 +572,8 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
                 continue
         else:
             key = _key(b, key_start, key_end, TOP, keys)
+            if key >= 0 and repairs[QUOTE] > 0 and _has(out, row, keys, key):
+                return SYNTAX, i  # a string without end has run into the next event
         start = i
         i = end_of_value(b, i, n, final, False, repairs, base)
         if i < 0:
@@ -580,6 +582,15 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
         last_key, last_start, last_end = key, (start + 1 if text else -1), i - 1
         if key >= 0 and not _store(b, start + text, i - text, text == 1, key, out, row, keys, strings, state, repairs):
             return STRINGS_FULL, i
+
+
+@_compiled
+def _has(out, row, keys, key):
+    """Has the event a value for this key already?"""
+    column = keys.table[key, 3]
+    if keys.table[key, 2] == _TEXT:
+        return out.texts[column, row] != -1
+    return out.numbers[column, row] != _MISSING
 
 
 @_compiled
@@ -617,6 +628,7 @@ def scan(b, pos, n, final, out, keys, strings, state, repairs, pending):
             status = NEED_MORE if i == -1 else (SYNTAX if i < 0 or i == state[EVENT_START] else OUTPUT_FULL)
         if status >= 0 and status != OUTPUT_FULL:
             settle(repairs, pending, False)
+            state[STOPPED] = n if status == NEED_MORE else max(i, state[EVENT_START])
             if b[state[EVENT_START]] == _OPEN_BRACE:
                 _blank_row(out, row)
             return status, (state[EVENT_START] if status == SYNTAX else pos), row

@@ -383,6 +383,32 @@ def test_damage_anywhere_neither_crashes_nor_hangs(
     assert raw.rows >= strict.rows or window < 1 << 16
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "part",
+    [
+        b'"',
+        b'"x',
+        b"{",
+        b"[",
+        b"\\",
+        b'{"a":',
+        b'{"ph":"X","name":"abc, ',
+        b'{"ph":"X","ts":"abc, "dur":',
+        b'{"ph":"X" [},',
+        b"}, {",
+    ],
+)
+def test_no_file_takes_longer_than_a_few_times_its_length(
+    tmp_path: Path, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part leaves the scanner in the dark up to the end: scanned anew from every part, that would take hours."""
+    monkeypatch.setattr(reading, "WASTE_LIMIT", 1 << 20)
+    good = json.dumps(event("good")).encode()
+    raw = scanned(tmp_path, b'{"traceEvents": [' + good + b", " + part * 200_000 + b"]}", window=8 << 20)
+    assert "good" in texts(raw, "name")
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([b"", b"[", b'{"traceEvents": [', b"\x1f\x8b"]))
 def test_any_bytes_end(tmp_path_factory: pytest.TempPathFactory, data: bytes, head: bytes) -> None:
