@@ -33,7 +33,7 @@ class Unit:
 
     def __init__(self, flat: FlatUnit, parameters: Sequence[nn.Parameter], comm: Comm, level: int) -> None:
         self.name, self.flat, self.parameters = flat.name, flat, list(parameters)
-        self.missing = len(self.parameters)  # gradients that are still to come in this backward
+        self.begin_step()
         first = self.parameters[0]
         assert all(p.dtype == first.dtype for p in self.parameters), "one flat buffer holds one dtype"
         self.whole = torch.zeros(flat.padded, dtype=first.dtype, device=first.device)
@@ -56,6 +56,25 @@ class Unit:
             piece.grad = self.gradient[start : start + elements]
             self.pieces.append((name, piece))
 
+    def begin_step(self) -> None:
+        """No gradient has come yet."""
+        self._came = [0] * len(self.parameters)
+        self._complete = 0  # backwards of which every gradient has come
+
+    def came(self, index: int) -> bool:
+        """A gradient of parameter `index` has come: whether it is the last one of its backward.
+
+        Where weight gradients are deferred, those of the next microbatch's norms come before them: each is counted apart.
+        """
+        self._came[index] += 1
+        before, self._complete = self._complete, min(self._came)
+        return self._complete > before
+
+    @property
+    def pending(self) -> bool:
+        """Whether some parameter lacks a gradient that another one of the unit has."""
+        return max(self._came) > self._complete
+
     def split(self, flat: Tensor) -> list[Tensor]:
         """Each parameter's part of a flat buffer, in its shape."""
         return [
@@ -65,7 +84,7 @@ class Unit:
 
     def take_gradients(self) -> Tensor:
         """This backward's gradients of all parameters in one flat buffer; the parameters then have none."""
-        flat = torch.empty_like(self.gradient, memory_format=torch.contiguous_format).new_zeros(self.flat.padded)
+        flat = self.gradient.new_zeros(self.flat.padded)
         for parameter, view in zip(self.parameters, self.split(flat), strict=True):
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
@@ -91,8 +110,8 @@ class ShardedData:
         self._under_way: deque[tuple[Unit, Handle | Ready, bool]] = deque()
         self._between_copies: list[Handle | Ready] = []
         for unit in self.units:
-            for parameter in unit.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(self._ready, unit))
+            for index, parameter in enumerate(unit.parameters):
+                parameter.register_post_accumulate_grad_hook(partial(self._ready, unit, index))
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -101,7 +120,7 @@ class ShardedData:
         self._armed = False
         self._reduced.clear()
         for unit in self.units:
-            unit.missing = len(unit.parameters)
+            unit.begin_step()
             if unit.whole_gradient is None:
                 unit.gradient.zero_()
                 continue
@@ -117,9 +136,9 @@ class ShardedData:
         """After the last backward: reduce what is left, and wait for everything."""
         self.comm.recorder.block(GRADIENTS)
         for unit in reversed(self.units):
+            assert not unit.pending, f"unit {unit.name} lacks a gradient"
             if self.level == 1 and unit.name not in self._reduced:
                 self._reduce(unit)
-            assert unit.missing == len(unit.parameters), f"unit {unit.name} lacks a gradient"
         while self._under_way:
             self._settle()
         for handle in self._between_copies:
@@ -137,11 +156,9 @@ class ShardedData:
 
     # -- reductions --------------------------------------------------------------------------------------------------
 
-    def _ready(self, unit: Unit, parameter: Tensor) -> None:
+    def _ready(self, unit: Unit, index: int, parameter: Tensor) -> None:
         """The hook of one parameter: its gradient of this backward is there."""
-        unit.missing -= 1
-        if unit.missing == 0:
-            unit.missing = len(unit.parameters)
+        if unit.came(index):
             self._complete(unit)
 
     def _complete(self, unit: Unit) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pool import COMM_TIMEOUT_S, GROUPS
 
 from stepscope.parallel_runtime.causes import InjectedCauses
+from stepscope.parallel_runtime.comm import DryComm
 from stepscope.parallel_runtime.comm_gloo import make_process_groups
 from stepscope.parallel_runtime.compose import Configuration, build, streams_of
 from stepscope.parallel_runtime.config import ParallelConfig
@@ -25,6 +26,7 @@ from stepscope.parallel_runtime.model.initial import initialise, parameter_shape
 from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.optimizer import TO_DEVICE, TO_HOST, Optimizer
 from stepscope.parallel_runtime.train import train_step
+from stepscope.parallel_runtime.zero.sharded import STREAMS, ShardedData
 from stepscope.parallel_runtime.zero.units import FlatUnit, Piece, Use, flat_units, gathers, pieces_of, uses_of
 from stepscope.tracer.recorder import NullRecorder, Recorder
 from stepscope.tracer.rows import CounterRow, Deriver
@@ -197,6 +199,24 @@ def test_reductions_overlap_backward(level):
         assert under_way <= (3 if level == 1 else 1)
     if level == 1:
         assert min(waits[row.op_id] for _, row in scatters) > scatters[-1][0]
+
+
+def test_deferred_gradients_are_counted_apart():
+    """A norm whose next gradient comes before a weight's first: the unit is complete once for each microbatch."""
+    named = [
+        ("layers.0.norm", torch.nn.Parameter(torch.ones(2))),
+        ("layers.0.weight", torch.nn.Parameter(torch.ones(3))),
+    ]
+    comm = DryComm(Mesh(dp=2), 0, Recorder(0), STREAMS)
+    sharded = ShardedData(named, comm, 2)
+    unit = sharded.units[0]
+    sharded.begin_step()
+    completed = []
+    for index in (0, 0, 1, 1):
+        completed.append(unit.came(index))
+    assert completed == [False, False, True, True]
+    assert not unit.pending
+    assert not unit.came(0) and unit.pending
 
 
 def test_offload_copies_are_rows():
