@@ -20,7 +20,7 @@ MAX_DEPTH = 4
 MAX_LOADED = 6
 """So many runs stay laid out in memory; the one not used for longest goes first."""
 
-TRACE_SUFFIXES = (".trace.json.gz", ".trace.json")
+TRACE_SUFFIXES = (".json.gz", ".trace.json")
 
 
 class Cancelled(Exception):

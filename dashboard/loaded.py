@@ -95,6 +95,7 @@ class LoadedRun:
     of_rank: dict[int, range] = field(default_factory=dict)  # rank -> its track ids
     steps: list[dict[str, Any]] = field(default_factory=list)  # step, start, end over all ranks
     bounds: dict[int, list[int]] = field(default_factory=dict)  # rank -> starts of its steps and the last end
+    categories: set[int] = field(default_factory=set)  # that occur on any lane
     recent: list[int] = field(default_factory=list)  # ranks whose columns are in memory, the latest first
 
     def summary(self) -> Summary:
@@ -132,6 +133,7 @@ class LoadedRun:
             "span_ns": self.span_ns,
             "ranks": ranks,
             "steps": self.steps,
+            "categories": sorted(self.categories),
             "bounds": {} if many else self.bounds,
         }
 
@@ -158,6 +160,7 @@ def lay_out(run_id: str, run: Run, report: Any, decomposition: Any, matches: Any
         tracks = build_tracks(rank, data, segments, arrival, clock, loaded.labels)
         loaded.of_rank[rank] = range(len(loaded.tracks), len(loaded.tracks) + len(tracks))
         loaded.tracks += tracks
+        loaded.categories.update(int(c) for track in tracks for c in np.unique(track.category))
         loaded.terms[rank] = segments.track(rank)
         _note_steps(loaded, rank, segments)
         if run.path is not None:

@@ -59,7 +59,7 @@ def run_page(catalogue: Catalogue, run_id: str) -> tuple[Any, Any]:
 
 def _run_crumbs(loaded: LoadedRun) -> list[Any]:
     meta = loaded.run.meta
-    facts = html.Span(f"{text.mesh_label(meta.mesh, meta.world_size)} · {meta.world_size} ranks", className="ss-of")
+    facts = html.Span(text.mesh_label(meta.mesh, meta.world_size), className="ss-of")
     report = html.A(
         "Report",
         href=f"/api/report/{quote(loaded.id, safe='/')}",

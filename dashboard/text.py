@@ -26,6 +26,7 @@ def ranks_label(coords: dict[str, int]) -> str:
 
 
 def mesh_label(mesh: dict[str, int], world_size: int) -> str:
-    """`pp2 dp2`; axes of size 1 say nothing; `1 rank` where nothing is parallel."""
-    parts = [f"{axis}{size}" for axis, size in mesh.items() if size > 1]
-    return " ".join(parts) or ("1 rank" if world_size == 1 else f"{world_size} ranks")
+    """`pp2 dp2 · 4 ranks`; axes of size 1 say nothing."""
+    axes = " ".join(f"{axis}{size}" for axis, size in mesh.items() if size > 1)
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    return f"{axes} · {ranks}" if axes else ranks

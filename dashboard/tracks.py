@@ -145,7 +145,8 @@ class _RankLanes:
         for lane, rows in self.streams(kind).items():
             found = self.pieces(rows, np.full(len(rows), CODE[role], np.uint8))
             for depth, at in enumerate(layers(found.start, found.end, most)):
-                title = self.lane_name.get(lane, role) if depth == 0 else ""
+                name = self.lane_name.get(lane, "")
+                title = "" if depth else f"copy {name}".strip() if role == "memcpy" else name or role
                 tracks.append(found.take(at).track(self.rank, role, title))
         return tracks
 

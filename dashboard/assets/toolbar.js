@@ -2,7 +2,6 @@
 (function () {
   "use strict";
   const S = (window.stepscope = window.stepscope || {});
-  const ALWAYS = ["forward", "backward", "optimizer", "visible_comm", "hidden_comm", "bubble", "imbalance"];
 
   function button(label, title, click, pressed) {
     const state = pressed === undefined ? null : String(pressed);
@@ -43,7 +42,7 @@
     }
     listen() {
       const T = this.timeline;
-      T.on("arrived", () => { this.describe(); this.drawLegend(); });
+      T.on("arrived", () => this.describe());
       T.on("found", () => this.describe());
       T.on("flash", (text) => { this.status.textContent = text; });
       T.on("restored", () => this.follow());
@@ -65,11 +64,10 @@
     follow() {
       this.filter.value = this.timeline.layout.filter;
       this.find.value = this.timeline.query;
-      this.legendKey = "";
-      this.drawLegend();
       this.mark();
     }
     mark() {
+      this.drawLegend();
       this.host.setAttribute("aria-pressed", String(this.timeline.layout.host));
       this.fold.setAttribute("aria-pressed", String(this.timeline.layout.allCollapsed));
     }
@@ -80,18 +78,10 @@
       const merged = D.merged ? `, ${S.count(D.merged)} merged into shares of ${S.duration(D.binNs)}` : "";
       this.status.textContent = `showing ${S.count(D.single)} one by one${merged}`;
     }
-    /** The usual categories and all that have been in view. */
+    /** The categories that the run has; the host's only while its rows are shown. */
     drawLegend() {
-      const T = this.timeline, D = T.feed.data, seen = (this.seen = this.seen || new Set(ALWAYS));
-      const note = (code) => seen.add(S.theme.categories[code].key);
-      if (D) for (const lane of D.lanes.values()) (lane.single ? new Set(lane.category) : lane.shares.map(([c]) => c)).forEach(note);
-      T.hidden.forEach(note);
-      seen.delete("idle");
-      const key = [...seen].sort().join() + [...T.hidden].join();
-      if (key === this.legendKey) return;
-      this.legendKey = key;
-      const keys = S.theme.categories.map((category, code) => (seen.has(category.key) ? this.legendButton(category, code) : null));
-      this.legend.replaceChildren(...keys.filter(Boolean));
+      const T = this.timeline, shown = T.meta.categories.filter((code) => T.layout.host || S.theme.categories[code].key !== "host");
+      this.legend.replaceChildren(...shown.map((code) => this.legendButton(S.theme.categories[code], code)));
     }
     legendButton(category, code) {
       const T = this.timeline, shown = () => String(!T.hidden.has(code));

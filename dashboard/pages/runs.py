@@ -116,11 +116,8 @@ def _row(run: Found, opening: Opening | None) -> html.Tr:
         ]
     )
     meta = summary.meta if summary else run.meta
-    mesh = (
-        [html.Span(text.mesh_label(meta.mesh, meta.world_size)), html.Small(f"{meta.world_size} ranks")]
-        if meta
-        else units.DASH
-    )
+    axes, _, ranks = text.mesh_label(meta.mesh, meta.world_size).partition(" · ") if meta else (units.DASH, "", "")
+    mesh = [html.Span(axes), html.Small(ranks) if ranks else None]
     if error:
         what: list[Any] = [html.Td(html.Div(text.name(error, 500), className="ss-error"), colSpan=2)]
     elif summary is None:
