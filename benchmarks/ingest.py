@@ -67,8 +67,9 @@ def make_rank(source: Path, out: Path, events: int) -> int:
     The text between the numbers stays what it is, so that the file looks as its writer writes.
     """
     text = gzip.decompress(source.read_bytes()).decode()
-    begin = text.index("[", text.index('"traceEvents"')) + 1
-    end = text.rindex("]", begin, text.rindex('"traceName"')) if '"traceName"' in text else text.rindex("]")
+    begin = text.index("[", text.index('"traceEvents"'))
+    _, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
+    begin, end = begin + 1, end - 1  # between the brackets
     body, per_copy = text[begin:end], text.count('"ph":', begin, end)
     counted = re.compile(r'("ts": |"correlation": |"External id": |"id": |ProfilerStep#)(\d+)')
     pieces = counted.split(body)
