@@ -25,7 +25,6 @@ STREAMS = {
     "pp.forward.receive": Stream("pp", "pp.forward"),
     "pp.backward.send": Stream("pp", "pp.backward"),
     "pp.backward.receive": Stream("pp", "pp.backward"),
-    "dp.gather": Stream("dp", "dp.gather"),  # parameter gathers never queue behind gradient reductions
     "shard.gather": Stream("shard", "shard.gather"),  # parameter gathers never queue behind gradient reductions ...
     "shard.reduce": Stream("shard", "shard.reduce"),
     "replica.reduce": Stream("replica", "replica.reduce"),  # ... nor do these behind those of another group

@@ -30,7 +30,7 @@ from stepscope.tracer.schema import AXES, GroupMeta, Operation, plan_of
 ALL = (
     "pp",
     "dp",
-    "dp.gather",
+    "shard.gather",
     "tp",
     "cp",
     "cp.kv",
@@ -51,7 +51,7 @@ def every_operation(comm: Comm) -> dict[str, list[float]]:
     out = {
         "all_reduce": comm.all_reduce(mine.clone(), "dp", strategy="dp"),
         "max": comm.all_reduce(mine.clone(), "dp", strategy="dp", reduction="max"),
-        "all_gather": comm.all_gather(mine, "dp", strategy="zero3", stream="dp.gather"),
+        "all_gather": comm.all_gather(mine, "shard", strategy="zero3", stream="shard.gather"),
         "reduce_scatter": comm.reduce_scatter(torch.arange(4.0) * (1 + rank), "dp", strategy="zero3"),
         "all_to_all": comm.all_to_all(torch.full((3,), float(rank)), "world", *uneven(rank), strategy="ep"),
         "broadcast": comm.broadcast(mine.clone(), "pp", 1, strategy="pp"),
@@ -111,10 +111,10 @@ def test_rows_of_every_operation(pool: Pool) -> None:
     assert [row.op_id for row in rows[1]] == list(range(1, 10))
     gather = first["all_gather"]
     assert (gather.group, gather.axis, gather.strategy, gather.stream) == (
-        "mesh_dp.gather_0",
+        "mesh_shard.gather_0",
         "dp",
         "zero3",
-        "dp.gather",
+        "shard.gather",
     )
     assert (gather.ranks, gather.dtype, gather.in_elements, gather.out_elements) == ((0, 1), "float32", 2, 4)
     sizes = {name: (row.in_elements, row.out_elements, row.bytes) for name, row in first.items()}
@@ -372,7 +372,7 @@ def on_rank_rules_kept(rank: int) -> list[float]:
     ]
     submit = [
         lambda: comm.all_reduce(torch.ones(1), "dp", strategy="dp"),
-        lambda: comm.all_gather(torch.ones(1), "dp", strategy="zero3", stream="dp.gather"),
+        lambda: comm.all_gather(torch.ones(1), "shard", strategy="zero3", stream="shard.gather"),
     ]
     handles += [call() for call in (submit if comm.index("dp") else submit[::-1])]
     received = [float(inbox.wait()[-1]) for inbox in inboxes]

@@ -91,13 +91,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
     monkeypatch.setattr(comm_nccl, "run_operation", run)
     monkeypatch.setattr(
-        comm_nccl, "make_process_groups", lambda *arguments: {"dp": "group of dp", "dp.gather": "group of gathers"}
+        comm_nccl, "make_process_groups", lambda *arguments: {"dp": "group of dp", "shard.gather": "group of gathers"}
     )
     return fake
 
 
 def door(cuda: FakeCuda, recorder: Recorder) -> NcclComm:
-    return NcclComm(Mesh(dp=2), 0, recorder, ("dp", "dp.gather", "tp"), cuda=cuda)
+    return NcclComm(Mesh(dp=2), 0, recorder, ("dp", "shard.gather", "tp"), cuda=cuda)
 
 
 def test_an_operation_runs_on_its_stream_after_the_compute_stream_and_the_host_never_waits(cuda: FakeCuda) -> None:
@@ -121,7 +121,7 @@ def test_an_operation_runs_on_its_stream_after_the_compute_stream_and_the_host_n
 def test_streams_have_lanes_of_high_priority_and_an_axis_of_one_rank_has_none(cuda: FakeCuda) -> None:
     comm = door(cuda, Recorder(0))
     assert cuda.priorities == [HIGH_PRIORITY, HIGH_PRIORITY]
-    comm.all_gather(torch.zeros(2), "dp", strategy="zero3", stream="dp.gather").wait()
+    comm.all_gather(torch.zeros(2), "shard", strategy="zero3", stream="shard.gather").wait()
     assert ("lane 1", "all_gather", "group of gathers") in cuda.log
 
 

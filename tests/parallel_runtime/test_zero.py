@@ -26,6 +26,7 @@ from stepscope.parallel_runtime.model.initial import initialise, parameter_shape
 from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.optimizer import TO_DEVICE, TO_HOST, Optimizer
 from stepscope.parallel_runtime.train import train_step
+from stepscope.parallel_runtime.zero.fully_sharded import Gathered
 from stepscope.parallel_runtime.zero.sharded import STREAMS, ShardedData
 from stepscope.parallel_runtime.zero.units import FlatUnit, Piece, Use, flat_units, gathers, pieces_of, uses_of
 from stepscope.tracer.recorder import NullRecorder, Recorder
@@ -182,6 +183,29 @@ def test_a_gather_is_asked_for_in_the_block_before():
     assert places[:4] == [(name, "forward") for name in ahead]
     behind = ["head", "head", "layer.1", "layer.0"]
     assert places[4:] == [(name, "backward") for name in behind]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_few_units_are_whole_at_a_time(prefetch, recompute, monkeypatch):
+    """The one in use and those gathered ahead, in forward and in backward, also where a layer is computed again."""
+    whole, most = set(), []
+    ask, free = Gathered.ask, Gathered.free
+
+    def asked(self):
+        ask(self)
+        whole.add(self.unit.name)
+        most.append(len(whole))
+
+    def freed(self):
+        free(self)
+        whole.discard(self.unit.name)
+
+    monkeypatch.setattr(Gathered, "ask", asked)
+    monkeypatch.setattr(Gathered, "free", freed)
+    dry_step(replace(MODEL, layers=4), P(dp=2, zero=3, prefetch=prefetch, recompute=recompute), DOUBLE)
+    assert max(most) == prefetch + 1
+    assert not whole
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
