@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.parallel_runtime.comm import Comm, stream_of
-from stepscope.parallel_runtime.layout import counts_once
+from stepscope.parallel_runtime.layout import counts_once, replicas
 from stepscope.parallel_runtime.mesh import Mesh
 
 EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
@@ -17,6 +17,18 @@ EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 def owned(parameters: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[nn.Parameter]:
     """The parameters, or pieces of some, that this rank counts in the norm (layout.counts_once)."""
     return [parameter for name, parameter in parameters if counts_once(name, mesh, rank)]
+
+
+def owned_in_the_world(
+    parameters: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int, cut: bool
+) -> list[nn.Parameter]:
+    """The same where experts lie across replicas, and the norm is summed over all ranks at once: of the ranks that hold
+    equal gradients the first counts, unless each holds a piece of its own (`cut`)."""
+    return [
+        parameter
+        for name, parameter in parameters
+        if counts_once(name, mesh, rank) and (cut or mesh.index(replicas(name), rank) == 0)
+    ]
 
 
 def clip_gradients(
@@ -30,7 +42,8 @@ def clip_gradients(
     """Scale all gradients so that their global norm is at most `largest`; returns the norm before, a scalar tensor.
 
     Replicas (dp, cp) hold equal gradients; the others' squares are added over pp and tp, or where replicas hold parts of
-    the gradients over these too (`stream` clip.sharded): at least in float32. Nothing is read by the host.
+    the gradients over these too (`stream` clip.sharded), with experts over all ranks (clip.world): at least in float32.
+    Nothing is read by the host.
     `loss_scale`: what all gradients were multiplied by, and stay so.
     """
     first = parameters[0]

@@ -51,6 +51,9 @@ __all__ = [
 ]
 
 
+READ_COUNTS = "read counts"
+"""Host row: the training thread needs numbers that the device has."""
+
 SITE_CACHE = 4096  # sites with data-dependent sizes (expert routing) never repeat: forget them all beyond this many
 
 
@@ -239,8 +242,12 @@ class Comm:
         return self._issue("receive", axis, strategy, stream, output, output, peer)
 
     def read_counts(self, counts: torch.Tensor, routing: Callable[[], list[int]] | None = None) -> list[int]:
-        """Host integers of a device tensor: the only data-dependent read of the program. `routing` answers in dry runs."""
-        return counts.tolist()
+        """Host integers of a device tensor: the only data-dependent read of the program. `routing` answers in dry runs.
+
+        The host waits for the device here, and the device then for the host: a row of its own.
+        """
+        with self.recorder.host(READ_COUNTS):
+            return counts.tolist()
 
     def end_step(self) -> None:
         """Called once a step, when all handles of the step have been waited for."""
@@ -347,4 +354,5 @@ class DryComm(Comm):
     def read_counts(self, counts: torch.Tensor, routing: Callable[[], list[int]] | None = None) -> list[int]:
         """What the routing model says, for there are no data."""
         assert routing is not None, "a dry run needs a routing model to know the counts"
-        return routing()
+        with self.recorder.host(READ_COUNTS):
+            return routing()

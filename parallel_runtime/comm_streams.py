@@ -31,6 +31,10 @@ STREAMS = {
     "loss": Stream("dp_cp", "loss"),  # the reported loss never queues behind gradients
     "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica ...
     "clip.sharded": Stream("holders", "clip.sharded"),  # ... and those of a sharded one
+    "clip.world": Stream("world", "clip.world"),  # ... and those of one with experts, which lie across replicas
+    "ep.counts": Stream("ep", "ep.counts"),  # how many tokens a dispatch will bring: before each, and small
+    "ep.sequence": Stream("cp_tp", "ep.sequence"),  # choices in a sequence that several ranks hold
+    "ep.load": Stream("dp_cp_tp", "ep.load"),  # tokens of each expert in a step
     "cp.kv": Stream("cp", "cp.kv"),  # keys and values round the ring ...
     "cp.dkv": Stream("cp", "cp.dkv"),  # ... and their gradients, which travel at the same time
 }

@@ -21,15 +21,20 @@ from torch import Tensor, nn
 
 from stepscope.parallel_runtime import clip, grad_sync
 from stepscope.parallel_runtime.comm import PIPELINE_STREAMS, Comm
-from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
+from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig, global_batch
 from stepscope.parallel_runtime.cp import context_parallel
 from stepscope.parallel_runtime.cp.layouts import positions_of
 from stepscope.parallel_runtime.data import Batch, local_batch
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.dp.data_parallel import DataParallel
-from stepscope.parallel_runtime.layout import local_sequence, shard
+from stepscope.parallel_runtime.ep import expert_parallel
+from stepscope.parallel_runtime.ep.balance import LoadBalance
+from stepscope.parallel_runtime.ep.expert_parallel import ExpertParallel
+from stepscope.parallel_runtime.ep.gradients import DenseAndExperts
+from stepscope.parallel_runtime.layout import local_sequence, of_experts, shard
 from stepscope.parallel_runtime.memory import ActivationCounter
 from stepscope.parallel_runtime.model.initial import initialise
+from stepscope.parallel_runtime.model.mixture import Mixture
 from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.optimizer import Optimizer, loss_scale_of
@@ -68,24 +73,29 @@ def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig)
         "tp",
         *context_parallel.streams_of(parallel),
         *PIPELINE_STREAMS,
+        *expert_parallel.streams_of(model, parallel),
     ]
+    if grad_sync.experts_apart(model, parallel):
+        streams.append("edp")
     streams += grad_sync.streams_of(model, parallel)
-    return (*streams, clip_stream(parallel)) if train.clip > 0.0 else tuple(streams)
+    return (*streams, clip_stream(model, parallel)) if train.clip > 0.0 else tuple(streams)
 
 
-def clip_stream(parallel: ParallelConfig) -> str:
+def clip_stream(model: ModelConfig, parallel: ParallelConfig) -> str:
     """The stream that sums the gradient norm over the ranks that hold different parts of the gradients."""
+    if model.experts:
+        return "clip.world"
     return "clip.sharded" if parallel.zero else "clip"
 
 
-def seams_of(parallel: ParallelConfig, comm: Comm) -> Seams:
+def seams_of(parallel: ParallelConfig, comm: Comm, experts: ExpertParallel | None = None) -> Seams:
     """What the layout puts into the model."""
     seams = Seams()
     if parallel.cp > 1:
         seams = context_parallel.seams(parallel, comm, seams)
     if parallel.tp > 1:
         seams = (SequenceParallel if parallel.sp else TensorParallel)(comm).seams(seams)
-    return seams
+    return seams if experts is None else experts.seams(seams)
 
 
 def tables_of(parallel: ParallelConfig, train: TrainConfig) -> tuple[Table, ...]:
@@ -101,11 +111,13 @@ class Program:
     comm: Comm
     device: torch.device
     chunks: Sequence[Stage]
-    gradients: DataParallel | ShardedData
+    gradients: DataParallel | ShardedData | DenseAndExperts
     executor: PipelineExecutor
     reductions: list[grad_sync.Reduction]
     counted: list[nn.Parameter]  # in the gradient norm
     optimizer: Optimizer
+    experts: ExpertParallel | None = None  # of a model that has some ...
+    balance: LoadBalance | None = None  # ... and whose loads are balanced by offsets
 
     @property
     def ends_model(self) -> bool:
@@ -119,8 +131,15 @@ class Program:
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(gradients, parameters) of this rank's part of the model by global name, put together from shards where these
         are cut; copies. Outside of steps, on all ranks together."""
-        if isinstance(self.gradients, ShardedData):
-            return self.gradients.gathered()
+        parts = self.gradients.parts if isinstance(self.gradients, DenseAndExperts) else [self.gradients]
+        if all(isinstance(part, ShardedData) for part in parts):
+            gradients: dict[str, Tensor] = {}
+            parameters: dict[str, Tensor] = {}
+            for part in parts:
+                assert isinstance(part, ShardedData)
+                for whole, into in zip(part.gathered(), (gradients, parameters), strict=True):
+                    into.update(whole)
+            return gradients, parameters
         named = self.named_parameters()
         gradients = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
         return gradients, {name: parameter.detach().clone() for name, parameter in named}
@@ -138,7 +157,8 @@ class Program:
         train = self.configuration.train
         if train.clip == 0.0:
             return None
-        stream, scale = clip_stream(self.configuration.parallel), loss_scale_of(train.dtype)
+        stream = clip_stream(self.configuration.model, self.configuration.parallel)
+        scale = loss_scale_of(train.dtype)
         return clip.clip_gradients(self.gradients.parameters, self.counted, train.clip, self.comm, stream, scale)
 
 
@@ -147,7 +167,8 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
     model, parallel, train = configuration.model, configuration.parallel, configuration.train
     where, stage = device.torch_device, comm.index("pp")
     late = LateSeams()
-    seams = seams_of(parallel, comm)
+    experts = ExpertParallel(model, parallel, comm) if model.experts else None
+    seams = seams_of(parallel, comm, experts)
     part = Stage(
         model,
         comm.recorder,
@@ -159,6 +180,7 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
         device=where,
         recompute=parallel.recompute,
         seed=train.seed,
+        loss_scale=loss_scale_of(train.dtype) / global_batch(parallel, train),
     )
     if device.kind != "dry":
         initialise(part, model, train.seed, lambda name, whole: shard(name, whole, comm.mesh, comm.rank))
@@ -177,28 +199,60 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
             (local_sequence(model, parallel), train.microbatch_size, model.hidden),
             configuration.dtype,
             where,
-            ActivationCounter(chunks, comm.recorder),
+            ActivationCounter(chunks, comm.recorder, varying=model.experts > 0),
             loss_scale_of(train.dtype),
         ),
         reductions=grad_sync.reductions_of(named, model, parallel),
-        counted=clip.owned(named, comm.mesh, comm.rank),
+        counted=_counted(configuration, named, comm),
         optimizer=Optimizer(gradients.parameters, train, comm.recorder, parallel.offload == "cpu"),
+        experts=experts,
+        balance=_balance(model, chunks, comm) if model.experts and model.balance == "bias" else None,
     )
+
+
+def _balance(model: ModelConfig, chunks: Sequence[Stage], comm: Comm) -> LoadBalance:
+    """Over the routers of this rank's layers."""
+    mixtures = [part for chunk in chunks for part in chunk.modules() if isinstance(part, Mixture)]
+    return LoadBalance([mixture.router for mixture in mixtures], comm, model.balance_rate)
+
+
+def _counted(configuration: Configuration, named: Sequence[tuple[str, nn.Parameter]], comm: Comm) -> list[nn.Parameter]:
+    """What this rank counts in the gradient norm."""
+    if configuration.model.experts:
+        return clip.owned_in_the_world(named, comm.mesh, comm.rank, configuration.parallel.zero > 0)
+    return clip.owned(named, comm.mesh, comm.rank)
 
 
 def _data_parallel(
     configuration: Configuration, comm: Comm, chunks: Sequence[Stage], late: LateSeams
-) -> tuple[DataParallel | ShardedData, list[tuple[str, nn.Parameter]]]:
+) -> tuple[DataParallel | ShardedData | DenseAndExperts, list[tuple[str, nn.Parameter]]]:
     """(the strategy over dp and cp, what this rank updates by global name): whole parameters, or pieces of them."""
     parallel = configuration.parallel
     named = [named for chunk in chunks for named in chunk.named_parameters()]
     if parallel.zero == 0:
-        parameters = [parameter for _, parameter in named]
-        view = grad_sync.gradient_view(parallel)
-        return DataParallel(parameters, comm, round(parallel.bucket_mb * 1e6), parallel.overlap, view), named
+        return _buckets(configuration, comm, named), named
     if parallel.zero < 3:
         sharded = ShardedData(named, comm, parallel.zero, parallel.overlap)
         return sharded, sharded.named
     uses = stage_uses(configuration.model, parallel, comm.index("pp"))
     late.strategy = FullyShardedData(named, comm, uses, parallel.overlap, parallel.reshard, parallel.prefetch)
     return late.strategy, late.strategy.named
+
+
+def _buckets(
+    configuration: Configuration, comm: Comm, named: Sequence[tuple[str, nn.Parameter]]
+) -> DataParallel | DenseAndExperts:
+    """Whole gradients, in buckets; those of experts over ranks of their own."""
+    parallel = configuration.parallel
+    groups = {grad_sync.gradient_view(parallel): [parameter for _, parameter in named]}
+    if grad_sync.experts_apart(configuration.model, parallel):
+        groups = {grad_sync.gradient_view(parallel): [], "edp": []}
+        for name, parameter in named:
+            groups["edp" if of_experts(name) else grad_sync.gradient_view(parallel)].append(parameter)
+    size = round(parallel.bucket_mb * 1e6)
+    parts = [
+        DataParallel(parameters, comm, size, parallel.overlap, view)
+        for view, parameters in groups.items()
+        if parameters
+    ]
+    return parts[0] if len(parts) == 1 else DenseAndExperts(parts)

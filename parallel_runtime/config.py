@@ -18,6 +18,8 @@ CP_LAYOUTS = {"contiguous": 1, "zigzag": 2}  # pieces of the sequence that each 
 SCHEDULES = ("naive", "gpipe", "1f1b")
 LATER_SCHEDULES = ("interleaved", "zb-h1")
 RECOMPUTE = ("none", "selective", "full")
+ROUTERS = ("softmax", "sigmoid")
+BALANCE = ("bias", "aux", "capacity", "none")
 OPTIMIZERS = ("sgd", "adamw")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 OFFLOAD = ("none", "cpu")
@@ -66,7 +68,18 @@ class ModelConfig:
     ffn_bias: bool = False
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
-    experts: int = 0  # 0: dense
+    experts: int = 0  # feed-forward parts of a layer, of which each token uses some; 0: dense
+    experts_per_token: int = 2
+    expert_ffn: int = 0  # inner width of an expert; 0: ffn
+    dense_layers: int = 0  # the first so many layers have no experts
+    router: str = "softmax"  # scores of the experts
+    balance: str = "bias"  # what keeps the experts' loads even, see model/router.py
+    balance_rate: float = 0.001  # bias: how far an offset moves in a step
+    aux_weight: float = 0.01  # aux: of the auxiliary loss
+    capacity_factor: float = 1.25  # capacity: what an expert takes of a microbatch, as a multiple of its even share
+    routing_skew: float | None = (
+        None  # tokens follow a planned, uneven routing (model/planned_routing.py); None: the router
+    )
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
@@ -84,12 +97,52 @@ class ModelConfig:
             raise ValueError(f"dropout {self.dropout} must lie in [0, 1): 0 turns it off")
         if self.rope_theta <= 0.0 or self.norm_eps <= 0.0:
             raise ValueError("rope_theta and norm_eps must be positive: 10000 and 1e-5 are usual")
-        _not_built("experts", self.experts, 0, "mixture of experts")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        """The mixture's own fields; without experts they have no meaning and no effect."""
+        for name in ("experts", "expert_ffn", "dense_layers"):
+            _at_least(name, getattr(self, name), 0)
+        _at_least("experts_per_token", self.experts_per_token, 1)
+        _one_of("router", self.router, ROUTERS)
+        _one_of("balance", self.balance, BALANCE)
+        for name in ("balance_rate", "aux_weight"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"{name} {getattr(self, name)} must not be negative: 0 turns it off")
+        if self.capacity_factor <= 0.0:
+            raise ValueError(f"capacity_factor {self.capacity_factor} must be positive: 1.25 is usual")
+        if self.routing_skew is not None and self.routing_skew < 0.0:
+            raise ValueError(f"routing_skew {self.routing_skew} must not be negative: 0 plans an even routing")
+        if not self.experts:
+            if self.routing_skew is not None:
+                raise ValueError(
+                    "routing_skew plans the routing of tokens to experts, and there are none: take experts 8"
+                )
+            return
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} of {self.experts} experts: take experts_per_token"
+                f" {self.experts}"
+            )
+        if self.dense_layers >= self.layers:
+            raise ValueError(
+                f"dense_layers {self.dense_layers} leaves none of {self.layers} layers to the experts: take dense_layers"
+                f" {self.layers - 1}, or experts 0"
+            )
 
     @property
     def head_size(self) -> int:
         """Features of one attention head."""
         return self.hidden // self.heads
+
+    @property
+    def expert_width(self) -> int:
+        """Inner width of one expert."""
+        return self.expert_ffn or self.ffn
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of `layer` is a mixture of experts."""
+        return self.experts > 0 and layer >= self.dense_layers
 
 
 @dataclass(frozen=True)
@@ -119,10 +172,7 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         for name in ("pp", "dp", "cp", "ep", "tp", "chunks"):
             _at_least(name, getattr(self, name), 1)
-        for name, what in (
-            ("ep", "expert parallelism"),
-            ("chunks", "interleaving"),
-        ):
+        for name, what in (("chunks", "interleaving"),):
             _not_built(name, getattr(self, name), 1, what)
         if self.sp and self.tp == 1:
             raise ValueError("sp cuts the sequence over the ranks of tp, and tp is 1: take tp 2, or leave sp out")
@@ -223,6 +273,7 @@ class Preset:
 PRESETS = {
     "tiny": Preset(ModelConfig(hidden=128, ffn=256), microbatch_size=2),
     "small": Preset(ModelConfig(layers=8, hidden=256, heads=8, kv_heads=4, ffn=704, vocab=1024, seq=256), 2),
+    "tiny-moe": Preset(ModelConfig(hidden=128, ffn=256, experts=8, expert_ffn=128), microbatch_size=2),
 }
 
 
@@ -245,6 +296,7 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
         )
     _check_tensor_parallel(model, parallel)
     _check_context_parallel(model, parallel)
+    _check_expert_parallel(model, parallel)
     if parallel.split and sum(parallel.split) != model.layers:
         raise ValueError(f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}")
     for name in ("slow_rank", "late_rank"):
@@ -290,6 +342,33 @@ def _check_context_parallel(model: ModelConfig, parallel: ParallelConfig) -> Non
         nearest = min(legal, key=lambda n: (abs(n - parallel.cp), n))
         held = f"kv_heads {model.kv_heads}" + (f" / tp {parallel.tp} = {heads}" if parallel.tp > 1 else "")
         raise ValueError(f"cp {parallel.cp} in mode ulysses must divide {held}: take cp {nearest}, or cp_mode ring")
+
+
+def _check_expert_parallel(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """ep cuts the experts over the ranks of a stage; each rank routes equal parts of the positions."""
+    if not model.experts:
+        if parallel.ep > 1:
+            raise ValueError(
+                f"ep {parallel.ep} cuts the experts, and the model has none: take ep 1, or experts {4 * parallel.ep}"
+            )
+        return
+    if parallel.zero:
+        raise ValueError(f"zero {parallel.zero} with experts is not built yet: take zero 0")
+    ranks = parallel.dp * parallel.cp * parallel.tp
+    legal = [n for n in range(1, ranks + 1) if ranks % n == 0 and model.experts % n == 0]
+    if parallel.ep not in legal:
+        nearest = min(legal, key=lambda n: (abs(n - parallel.ep), n))
+        raise ValueError(
+            f"ep {parallel.ep} must divide experts {model.experts} and dp x cp x tp = {ranks}, the ranks of one stage:"
+            f" take ep {nearest}"
+        )
+    pieces = parallel.cp * parallel.tp
+    if model.seq % pieces:
+        longer = -(-model.seq // pieces) * pieces
+        raise ValueError(
+            f"each of {pieces} ranks of cp x tp routes an equal part of the {model.seq} tokens of a sequence: take seq"
+            f" {longer}"
+        )
 
 
 def as_dictionaries(

@@ -5,6 +5,7 @@ Data parallelism (dp/) does that for ranks that saw other tokens; this list hold
 
     embedding   a tied embedding lives on the first and the last stage: once as table, once as head
     sp          what every rank of tp holds whole (norms, biases after a sum) saw its own part of the sequence only
+    ep          without sp, a router under tp scored its own part of the sequence only
 
 They run after DP has finished: sums commute, and each replica has the same two parts.
 
@@ -22,7 +23,7 @@ from torch import nn
 
 from stepscope.parallel_runtime.comm import Comm
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig
-from stepscope.parallel_runtime.layout import EMBEDDING, is_cut
+from stepscope.parallel_runtime.layout import EMBEDDING, is_whole
 
 
 def gradient_view(parallel: ParallelConfig) -> str:
@@ -31,6 +32,11 @@ def gradient_view(parallel: ParallelConfig) -> str:
     With cp its groups are those of dp x cp, also where dp is 1; its stream is not the one that attention uses.
     """
     return "dp_cp" if parallel.cp > 1 else "dp"
+
+
+def experts_apart(model: ModelConfig, parallel: ParallelConfig) -> bool:
+    """Whether the gradients of experts are summed over other ranks (`edp`) than those of everything else."""
+    return model.experts > 0 and parallel.ep * parallel.tp > 1
 
 
 class Reduction(NamedTuple):
@@ -51,9 +57,15 @@ class Rule(NamedTuple):
     """Whether a parameter, by its global name, takes part."""
 
 
+def is_router(name: str) -> bool:
+    """Whether a parameter scores experts."""
+    return ".router." in name
+
+
 RULES = (
     Rule("embedding", "embedding", lambda model, parallel: model.tied and parallel.pp > 1, EMBEDDING.__eq__),
-    Rule("tp", "sp", lambda model, parallel: parallel.sp, lambda name: not is_cut(name, "tp")),
+    Rule("tp", "sp", lambda model, parallel: parallel.sp, is_whole),
+    Rule("tp", "ep", lambda model, parallel: model.experts > 0 and parallel.tp > 1 and not parallel.sp, is_router),
 )
 
 

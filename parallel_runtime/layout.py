@@ -33,6 +33,7 @@ class Cut(NamedTuple):
 WHOLE: tuple[Cut, ...] = ()
 BY_COLUMNS = (Cut(0, "tp"),)
 BY_ROWS = (Cut(1, "tp"),)
+BY_EXPERTS = (Cut(0, "ep"),)
 
 TABLE: dict[str, tuple[Cut, ...]] = {
     EMBEDDING: BY_COLUMNS,  # the vocabulary
@@ -54,6 +55,13 @@ TABLE: dict[str, tuple[Cut, ...]] = {
     "layers.*.feed_forward.up.bias": BY_COLUMNS,
     "layers.*.feed_forward.down.weight": BY_ROWS,
     "layers.*.feed_forward.down.bias": WHOLE,
+    "layers.*.feed_forward.router.weight": WHOLE,
+    "layers.*.feed_forward.experts.gate.weight": BY_EXPERTS,  # whole experts: tp does not cut them
+    "layers.*.feed_forward.experts.gate.bias": BY_EXPERTS,
+    "layers.*.feed_forward.experts.up.weight": BY_EXPERTS,
+    "layers.*.feed_forward.experts.up.bias": BY_EXPERTS,
+    "layers.*.feed_forward.experts.down.weight": BY_EXPERTS,
+    "layers.*.feed_forward.experts.down.bias": BY_EXPERTS,
     "norm.weight": WHOLE,
     "norm.bias": WHOLE,
     "head.weight": BY_COLUMNS,  # the vocabulary
@@ -69,6 +77,21 @@ def cuts_of(name: str) -> tuple[Cut, ...]:
 def is_cut(name: str, axis: str) -> bool:
     """Whether the ranks of `axis` hold different parts of the parameter; else each holds the same."""
     return any(cut.axis == axis for cut in cuts_of(name))
+
+
+def is_whole(name: str) -> bool:
+    """Whether every rank that has the parameter at all has all of it."""
+    return not cuts_of(name)
+
+
+def of_experts(name: str) -> bool:
+    """Whether the parameter belongs to experts: its gradient is summed over `edp`, the ranks that hold the same ones."""
+    return is_cut(name, "ep")
+
+
+def replicas(name: str) -> str:
+    """The mesh view whose ranks hold the same values of the parameter and saw other tokens."""
+    return "edp" if of_experts(name) else "dp_cp"
 
 
 def shard(name: str, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
@@ -104,12 +127,13 @@ def gather(name: str, parts: Mapping[int, Tensor], mesh: Mesh, rank: int) -> Ten
 def counts_once(name: str, mesh: Mesh, rank: int) -> bool:
     """Whether `rank` counts this parameter in a sum over its model's ranks (pp and tp): every element then counts once.
 
-    What all ranks of tp hold belongs to the first of them, a tied embedding's second copy to the first stage.
+    What all ranks of tp hold belongs to the first of them, a tied embedding's second copy to the first stage. Experts count
+    everywhere: which ranks hold the same ones is a matter of `replicas`.
     """
     where = mesh.coordinates(rank)
     if name == EMBEDDING and where["pp"] > 0:
         return False
-    return is_cut(name, "tp") or where["tp"] == 0
+    return is_cut(name, "tp") or of_experts(name) or where["tp"] == 0
 
 
 def local_sequence(model: ModelConfig, parallel: ParallelConfig) -> int:

@@ -27,24 +27,33 @@ def sample_state(
 
 
 class ActivationCounter:
-    """Measures one microbatch of each chunk once, then counts microbatches: later ones keep as much (shapes are equal)."""
+    """Measures one microbatch of each chunk once, then counts microbatches: later ones keep as much (shapes are equal).
 
-    def __init__(self, chunks: Sequence[nn.Module], recorder: Recorder | NullRecorder) -> None:
-        self._recorder = recorder
+    With experts shapes follow the routing: then (`varying`) every microbatch is measured.
+    """
+
+    def __init__(self, chunks: Sequence[nn.Module], recorder: Recorder | NullRecorder, varying: bool = False) -> None:
+        self._recorder, self._varying = recorder, varying
         self._parameters = [list(chunk.parameters()) for chunk in chunks]
-        self._bytes: dict[int, int] = {}
+        self._bytes: dict[tuple[int, int], int] = {}
 
     @contextmanager
-    def measuring(self, chunk: int) -> Iterator[None]:
+    def measuring(self, chunk: int, microbatch: int = 0) -> Iterator[None]:
         """Around a forward of `chunk`; values and graph are as without it."""
-        if chunk in self._bytes:
+        key = self._key(chunk, microbatch)
+        if key in self._bytes and not self._varying:
             yield
             return
         meter = ActivationMeter(self._parameters[chunk])
         with meter.watching():
             yield
-        self._bytes[chunk] = meter.live
+        self._bytes[key] = meter.live
 
-    def sample(self, alive: Iterable[int]) -> None:
-        """Record the bytes kept now; `alive`: the chunk of each microbatch between its forward and its backward."""
-        self._recorder.counter("activation_bytes", sum(self._bytes[chunk] for chunk in alive))
+    def sample(self, alive: Iterable[tuple[int, int]], waiting: int = 0) -> None:
+        """Record the bytes kept now; `alive`: (chunk, microbatch) of what is between its forward and its backward,
+        `waiting`: bytes that wait for their weights' gradients."""
+        kept = sum(self._bytes[self._key(*place)] for place in alive)
+        self._recorder.counter("activation_bytes", kept + waiting)
+
+    def _key(self, chunk: int, microbatch: int) -> tuple[int, int]:
+        return chunk, microbatch if self._varying else 0

@@ -11,6 +11,7 @@ V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from stepscope.parallel_runtime.config import ModelConfig, TrainConfig
 from stepscope.parallel_runtime.model.dropout import kept, token_keys
 from stepscope.parallel_runtime.model.initial import initial_value, parameter_shapes
+from stepscope.parallel_runtime.reference_mixture import ReferenceMixture
 
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
@@ -26,8 +28,10 @@ ADAM_EPSILON = 1e-8
 class Reference:
     """Parameters by global name, their gradients after a step, and the optimizer."""
 
-    def __init__(self, config: ModelConfig, train: TrainConfig) -> None:
+    def __init__(self, config: ModelConfig, train: TrainConfig, shares: Sequence[Sequence[int]] | None = None) -> None:
+        """`shares`: of a mixture of experts (reference_mixture.py)."""
         self.config, self.train, self.steps = config, train, 0
+        self.mixture = ReferenceMixture(config, train, shares)
         dtype = getattr(torch, train.dtype)
         self.parameters = {
             name: initial_value(name, shape, train.seed).to(dtype).requires_grad_()
@@ -36,9 +40,15 @@ class Reference:
         self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
 
     def step(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[float, dict[str, Tensor]]:
-        """One training step on the global batch: (loss, gradient of each parameter). Negative targets do not count."""
+        """One training step on the global batch: (loss, gradient of each parameter). Negative targets do not count.
+
+        The loss is that of the targets; gradients are those of it and of the mixture's auxiliary loss.
+        """
+        self.mixture.begin_step()
         loss = self.loss(tokens_BS, targets_BS)
-        gradients = dict(zip(self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True))
+        whole = loss + self.mixture.loss
+        gradients = dict(zip(self.parameters, torch.autograd.grad(whole, list(self.parameters.values())), strict=True))
+        self.mixture.end_step()
         self.steps += 1
         with torch.no_grad():
             for name, parameter in self.parameters.items():
@@ -108,13 +118,34 @@ class Reference:
         return torch.cat((turned.real, turned.imag), dim=-1)
 
     def _feed_forward(self, name: str, x: Tensor) -> Tensor:
-        up = self._linear(f"{name}.up", x)
+        layer = int(name.split(".")[1])
+        if not self.config.has_experts(layer):
+            return self._two_matrices({part: self._matrix(f"{name}.{part}") for part in ("gate", "up", "down")}, x)
+        weights = self.mixture.weights(layer, self._linear(f"{name}.router", x))
+        total = torch.zeros_like(x)
+        for expert in range(self.config.experts):
+            parts = {part: self._matrix(f"{name}.experts.{part}", expert) for part in ("gate", "up", "down")}
+            total = total + weights[..., expert, None] * self._two_matrices(parts, x)
+        return total
+
+    def _matrix(self, name: str, expert: int | None = None) -> tuple[Tensor | None, Tensor | float]:
+        """Weight and bias, of one expert where a layer has several; None and 0.0 where there is none."""
+        weight, bias = self.parameters.get(f"{name}.weight"), self.parameters.get(f"{name}.bias")
+        if expert is not None:
+            weight, bias = (None if whole is None else whole[expert] for whole in (weight, bias))
+        return weight, 0.0 if bias is None else bias
+
+    def _two_matrices(self, parts: dict[str, tuple[Tensor | None, Tensor | float]], x: Tensor) -> Tensor:
+        def of(part: str, x: Tensor) -> Tensor:
+            weight, bias = parts[part]
+            assert weight is not None
+            return x @ weight.T + bias
+
+        up = of("up", x)
         if self.config.activation == "gelu":
-            inner = up * (1 + torch.erf(up / math.sqrt(2))) / 2
-        else:
-            gate = self._linear(f"{name}.gate", x)
-            inner = gate * torch.sigmoid(gate) * up
-        return self._linear(f"{name}.down", inner)
+            return of("down", up * (1 + torch.erf(up / math.sqrt(2))) / 2)
+        gate = of("gate", x)
+        return of("down", gate * torch.sigmoid(gate) * up)
 
     def _update(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
         """SGD, or AdamW (Loshchilov and Hutter 2019)."""

@@ -50,6 +50,8 @@ def train_step(program: Program, step: int, causes: InjectedCauses) -> Tensor | 
 
     recorder.block("gradients")
     program.gradients.finish()
+    if program.balance is not None:
+        program.balance.begin()
     synchronise(program.reductions, program.comm)
     program.clip()
     reported = None
@@ -59,9 +61,13 @@ def train_step(program: Program, step: int, causes: InjectedCauses) -> Tensor | 
     recorder.block("optimizer", "optimizer")
     program.optimizer.step()
     program.gradients.after_update()
+    if program.balance is not None:
+        program.balance.finish()
 
     recorder.block("end of step", "other")
     sample_state(recorder, *program.gradients.held(), program.optimizer.state())
+    if program.experts is not None:
+        program.experts.end_step()
     total = None if reported is None else reported.wait()
     recorder.end_step()
     return total

@@ -48,7 +48,8 @@ def combine(rows_RH: Tensor, order: Tensor, weights_TK: Tensor) -> Tensor:
     """(T, H): what the experts made of each token's choices, in `order`, summed with their weights; dropped ones are 0."""
     tokens, per_token = weights_TK.shape
     parts = rows_RH.new_zeros(tokens * per_token, rows_RH.shape[-1]).index_copy(0, order, rows_RH)
-    return torch.einsum("tkh,tk->th", parts.unflatten(0, (tokens, per_token)), weights_TK.to(rows_RH.dtype))
+    weights = weights_TK.to(rows_RH.dtype).unsqueeze(1)
+    return (weights @ parts.unflatten(0, (tokens, per_token))).squeeze(1)
 
 
 def by_expert(rows_RH: Tensor, pieces: Sequence[int], ranks: int) -> list[Tensor]:

@@ -22,7 +22,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Global name -> whole shape, in the order in which a forward pass uses them. Matrices are (out, in)."""
     shapes: dict[str, Shape] = {"embedding.weight": (config.vocab, config.hidden)}
     for layer in range(config.layers):
-        for name, shape in _layer_shapes(config).items():
+        for name, shape in _layer_shapes(config, config.has_experts(layer)).items():
             shapes[f"layers.{layer}.{name}"] = shape
     shapes |= _norm_shapes("norm", config)
     if not config.tied:
@@ -49,7 +49,7 @@ def stage_shapes(config: ModelConfig, layers: Iterable[int], first: bool, last: 
     return {name: shape for name, shape in parameter_shapes(config).items() if here(name)}
 
 
-def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
+def _layer_shapes(config: ModelConfig, mixture: bool) -> dict[str, Shape]:
     hidden, key_value = config.hidden, config.kv_heads * config.head_size
     matrices = {
         "attention.query": (hidden, hidden, config.qkv_bias),
@@ -57,15 +57,22 @@ def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
         "attention.value": (key_value, hidden, config.qkv_bias),
         "attention.output": (hidden, hidden, config.output_bias),
     }
+    width = config.expert_width if mixture else config.ffn
     feed_forward = {
-        "feed_forward.gate": (config.ffn, hidden, config.ffn_bias),
-        "feed_forward.up": (config.ffn, hidden, config.ffn_bias),
-        "feed_forward.down": (hidden, config.ffn, config.ffn_bias),
+        "gate": (width, hidden, config.ffn_bias),
+        "up": (width, hidden, config.ffn_bias),
+        "down": (hidden, width, config.ffn_bias),
     }
     if config.activation != "swiglu":
-        del feed_forward["feed_forward.gate"]
-    shapes = _norm_shapes("attention_norm", config) | _matrix_shapes(matrices)
-    return shapes | _norm_shapes("feed_forward_norm", config) | _matrix_shapes(feed_forward)
+        del feed_forward["gate"]
+    shapes = (
+        _norm_shapes("attention_norm", config) | _matrix_shapes(matrices) | _norm_shapes("feed_forward_norm", config)
+    )
+    parts = _matrix_shapes(feed_forward)
+    if not mixture:
+        return shapes | {f"feed_forward.{name}": shape for name, shape in parts.items()}
+    shapes["feed_forward.router.weight"] = (config.experts, hidden)
+    return shapes | {f"feed_forward.experts.{name}": (config.experts, *shape) for name, shape in parts.items()}
 
 
 def _norm_shapes(name: str, config: ModelConfig) -> dict[str, Shape]:
@@ -88,9 +95,9 @@ def initial_value(name: str, shape: Shape, seed: int) -> Tensor:
     """The whole parameter `name` in float64: matrices N(0, 1/fan_in), norm weights N(1, 0.01), biases N(0, 0.0025)."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if len(shape) > 1:
-        return noise * shape[-1] ** -0.5
-    return noise * 0.05 if name.endswith("bias") else 1 + 0.1 * noise
+    if name.endswith("bias"):
+        return noise * 0.05
+    return noise * shape[-1] ** -0.5 if len(shape) > 1 else 1 + 0.1 * noise
 
 
 def _whole(name: str, value: Tensor) -> Tensor:

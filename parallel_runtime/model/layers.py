@@ -18,6 +18,7 @@ from stepscope.parallel_runtime.config import ModelConfig
 from stepscope.parallel_runtime.model.attention import Rotation, rotate
 from stepscope.parallel_runtime.model.blocks import begin_block, end_block
 from stepscope.parallel_runtime.model.dropout import dropout
+from stepscope.parallel_runtime.model.mixture import Mixture
 from stepscope.parallel_runtime.model.recompute import Recompute, keep
 from stepscope.parallel_runtime.model.seams import Matrix, Seams
 from stepscope.tracer.recorder import NullRecorder, Recorder
@@ -141,8 +142,10 @@ class Layer(nn.Module):
         index: int,
         seams: Seams,
         recompute: str = "none",
+        loss_scale: float = 1.0,
         **where: Any,
     ) -> None:
+        """`loss_scale`: of the mixture's auxiliary loss (mixture.Mixture)."""
         super().__init__()
         self.index, self.name, self.rate = index, f"layer.{index}", config.dropout
         self.recorder, self.seams = recorder, seams
@@ -151,7 +154,11 @@ class Layer(nn.Module):
         self.attention_norm = Norm(config, **where)
         self.attention = Attention(config, seams, again if recompute == "selective" else keep, **where)
         self.feed_forward_norm = Norm(config, **where)
-        self.feed_forward = FeedForward(config, seams, **where)
+        self.feed_forward: FeedForward | Mixture
+        if config.has_experts(index):
+            self.feed_forward = Mixture(config, seams, index, loss_scale, again, **where)
+        else:
+            self.feed_forward = FeedForward(config, seams, **where)
 
     def forward(self, x_SBH: Tensor, rotation: Rotation, keys_SB: Tensor | None = None) -> Tensor:
         """(S, B, H) -> (S, B, H); `keys_SB`: of dropout, for the same tokens."""

@@ -21,15 +21,17 @@ from stepscope.tracer.recorder import NullRecorder, Recorder
 class _Recomputation:
     """Marks a recomputation inside the backward of a block."""
 
-    def __init__(self, recorder: Recorder | NullRecorder, name: str, layer: int) -> None:
-        self._recorder, self._block = recorder, (name, layer)
+    def __init__(self, owner: Recompute, recorder: Recorder | NullRecorder, name: str, layer: int) -> None:
+        self._owner, self._recorder, self._block = owner, recorder, (name, layer)
 
     def __enter__(self) -> None:
         name, layer = self._block
+        self._owner.running = True
         self._recorder.block(name, "recompute", layer)
 
     def __exit__(self, *exception: object) -> None:
         name, layer = self._block
+        self._owner.running = False
         self._recorder.block(name, "backward", layer)
 
 
@@ -38,6 +40,7 @@ class Recompute:
 
     def __init__(self, recorder: Recorder | NullRecorder, name: str, layer: int) -> None:
         self._recorder, self._block = recorder, (name, layer)
+        self.running = False  # whether what is called now has been called before
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """`function(*inputs)`, of which only the inputs are kept."""
@@ -47,7 +50,7 @@ class Recompute:
                 *inputs,
                 use_reentrant=False,
                 preserve_rng_state=False,
-                context_fn=lambda: (nullcontext(), _Recomputation(self._recorder, *self._block)),
+                context_fn=lambda: (nullcontext(), _Recomputation(self, self._recorder, *self._block)),
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,16 @@ def summed_loss(x_SBH: Tensor, weight_VH: Tensor, targets_SB: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets_SB.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
+def every_expert(tokens_TH: Tensor, routed: Any, experts: Any, layer: int, counting: bool) -> Tensor:
+    """The weighted sum of what each token's experts make of it; every expert computes every token, and most of it is
+    multiplied by 0. `routed` is a router.Routed, `experts` a mixture.Experts."""
+    y_TH = torch.zeros_like(tokens_TH)
+    for number, expert in enumerate(experts.each()):
+        weight_T = (routed.weights_TK * (routed.experts_TK == number)).sum(-1).to(tokens_TH.dtype)
+        y_TH = y_TH + weight_T.unsqueeze(-1) * expert(tokens_TH)
+    return y_TH
+
+
 @dataclass(frozen=True)
 class Seams:
     """The functions that the model calls where a layout may cut it."""
@@ -72,6 +83,16 @@ class Seams:
     """tokens (S, B), table (V, H) -> (S, B, H)."""
     summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
     """x (S, B, H), head (V, H), targets (S, B) -> summed cross entropy, a scalar."""
+    expert_parallel: int = 1
+    """The experts of a layer are cut by this."""
+    through_experts: Callable[..., Tensor] = every_expert
+    """tokens (T, H), what the router says of them, this rank's experts, layer, whether to count -> (T, H)."""
+    routed_positions: Callable[[Tensor], Tensor] = unchanged
+    """x (S, B, H) -> the positions whose tokens this rank routes, (s, B, H)."""
+    all_positions: Callable[[Tensor], Tensor] = unchanged
+    """The inverse."""
+    over_sequence: Callable[[Tensor], Tensor] = unchanged
+    """Counts of this rank's part of each sequence -> those of the whole sequences."""
     enter: Callable[[str], None] = nothing
     """Called with a block's name (model/blocks.py) before its forward reads its parameters."""
     leave_block: Callable[[str, Tensor], Tensor] = same_output

@@ -39,8 +39,10 @@ class Stage(nn.Module):
         device: torch.device | str = "cpu",
         recompute: str = "none",
         seed: int = 0,
+        loss_scale: float = 1.0,
     ) -> None:
-        """`layers` None: all of them. Parameters are left uninitialised: see `initial.initialise`. `seed`: of dropout."""
+        """`layers` None: all of them. Parameters are left uninitialised: see `initial.initialise`. `seed`: of dropout;
+        `loss_scale`: of auxiliary losses (mixture.Mixture)."""
         super().__init__()
         seams = seams or Seams()
         self.config, self.recorder, self.seams = config, recorder, seams
@@ -51,7 +53,10 @@ class Stage(nn.Module):
         if first:
             self.embedding = Table(rows, config.hidden, dtype=dtype, device=device)
         self.layers = nn.ModuleDict(
-            {str(i): Layer(config, recorder, i, seams, recompute, dtype=dtype, device=device) for i in numbers}
+            {
+                str(i): Layer(config, recorder, i, seams, recompute, loss_scale, dtype=dtype, device=device)
+                for i in numbers
+            }
         )
         if last:
             self.norm = Norm(config, dtype=dtype, device=device)

@@ -95,11 +95,11 @@ class PipelineExecutor:
         x = self._arrived(action)
         if x is not None:
             x.requires_grad_()
-        with self._activations.measuring(action.chunk):
+        with self._activations.measuring(action.chunk, action.microbatch):
             y = self.chunks[action.chunk](x, self._batch.microbatches[action.microbatch], self._batch.valid_tokens)
         self.comm.recorder.block(BOUNDARY)
         self._alive[action.chunk, action.microbatch] = (x, y)
-        self._activations.sample(chunk for chunk, _ in self._alive)
+        self._activations.sample(self._alive)
         if self._destination(action) is not None:
             self._outgoing[action._replace(kind="send")] = y.detach()
         else:
@@ -115,7 +115,7 @@ class PipelineExecutor:
             gradient = torch.full_like(y, self._loss_scale)
         torch.autograd.backward(y, gradient)
         self.comm.recorder.block(BOUNDARY)
-        self._activations.sample(chunk for chunk, _ in self._alive)
+        self._activations.sample(self._alive)
         if x is not None:
             assert x.grad is not None, "a boundary activation without gradient: the stage does not use its input"
             self._outgoing[action._replace(kind="send")] = x.grad

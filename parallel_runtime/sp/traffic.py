@@ -10,7 +10,7 @@ import math
 from collections import Counter
 
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
-from stepscope.parallel_runtime.layout import is_cut
+from stepscope.parallel_runtime.layout import is_whole
 from stepscope.parallel_runtime.messages import ITEM_BYTES, Message
 from stepscope.parallel_runtime.model.initial import stage_shapes
 from stepscope.parallel_runtime.tp.traffic import sizes_of
@@ -29,10 +29,10 @@ def step_traffic(
             if times:
                 found[Message(strategy, collective, phase, at.activation)] += times * at.microbatches
 
-    move("sp", "forward", 2 * at.layers, 2 * at.layers)
-    move("sp", "backward", 4 * at.layers, 2 * at.layers)
+    move("sp", "forward", at.sums, at.sums)
+    move("sp", "backward", 2 * at.sums, at.sums)
     if parallel.recompute == "full":
-        move("sp", "recompute", 2 * at.layers, 2 * at.layers)
+        move("sp", "recompute", at.sums, at.sums)
     if at.first:
         move("embedding", "forward", 0, 1)
         move("embedding", "backward", 1, 0)
@@ -50,7 +50,7 @@ def whole_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig
     """Bytes of the gradients that are summed over tp once a step: of what each rank of tp holds whole."""
     if parallel.zero:
         pieces = stage_pieces(model, parallel, stage, place)
-        return ITEM_BYTES[train.dtype] * sum(piece.elements for piece in pieces if not is_cut(piece.parameter, "tp"))
+        return ITEM_BYTES[train.dtype] * sum(piece.elements for piece in pieces if is_whole(piece.parameter))
     layers = parallel.layers_of(stage, model.layers)
     shapes = stage_shapes(model, layers, stage == 0, stage == parallel.pp - 1)
-    return ITEM_BYTES[train.dtype] * sum(math.prod(shape) for name, shape in shapes.items() if not is_cut(name, "tp"))
+    return ITEM_BYTES[train.dtype] * sum(math.prod(shape) for name, shape in shapes.items() if is_whole(name))

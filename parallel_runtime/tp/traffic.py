@@ -17,6 +17,7 @@ class Sizes(NamedTuple):
     """What one rank of a stage works on."""
 
     layers: int
+    sums: int  # cut pairs of matrices, each of which ends in a sum over tp: attention, and a feed-forward part that is one
     microbatches: int
     activation: int  # bytes of one (S, B, H), whole over tp
     number_a_token: int  # bytes of (S, B) in the precision of the loss
@@ -28,8 +29,10 @@ def sizes_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, s
     """The sizes of pipeline stage `stage`."""
     tokens = model.seq // parallel.cp * train.microbatch_size
     item = ITEM_BYTES[train.dtype]
+    layers = parallel.layers_of(stage, model.layers)
     return Sizes(
-        layers=len(parallel.layers_of(stage, model.layers)),
+        layers=len(layers),
+        sums=sum(1 if model.has_experts(layer) else 2 for layer in layers),
         microbatches=train.microbatches,
         activation=tokens * model.hidden * item,
         number_a_token=tokens * max(item, 4),
@@ -47,7 +50,7 @@ def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfi
         found[Message(strategy, "all_reduce", phase, size)] += times * at.microbatches
 
     for phase in ("forward", "backward", *(("recompute",) if parallel.recompute == "full" else ())):
-        all_reduce("tp", phase, 2 * at.layers)
+        all_reduce("tp", phase, at.sums)
     if at.first:
         all_reduce("embedding", "forward", 1)
     if at.last:

@@ -18,6 +18,7 @@ from pool import Pool, gloo
 from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.compose import Configuration, Program, build, streams_of
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig, check
+from stepscope.parallel_runtime.cp.layouts import positions_of
 from stepscope.parallel_runtime.data import sequences
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.layout import gather
@@ -99,10 +100,23 @@ def on_rank(rank: int, case: Case, mistake: Mistake | None = None) -> list[Step]
     return steps
 
 
+def shares_of(model: ModelConfig, parallel: ParallelConfig) -> tuple[tuple[int, ...], ...] | None:
+    """Positions that each rank of cp and tp routes to experts; None where the layout does not show."""
+    if not model.experts or (model.routing_skew is None and model.balance != "capacity"):
+        return None
+    parts = [positions_of(parallel.cp_layout, parallel.cp, rank, model.seq) for rank in range(parallel.cp)]
+    if parallel.cp == 1:
+        parts = [list(range(model.seq))]
+    size = model.seq // parallel.cp // parallel.tp
+    return tuple(tuple(part[first : first + size]) for part in parts for first in range(0, len(part), size))
+
+
 @lru_cache(maxsize=64)
-def reference(model: ModelConfig, train: TrainConfig, dp: int) -> list[Step]:
+def reference(
+    model: ModelConfig, train: TrainConfig, dp: int, shares: tuple[tuple[int, ...], ...] | None = None
+) -> list[Step]:
     """The same steps on one process, on the whole global batch."""
-    plain = Reference(model, train)
+    plain = Reference(model, train, shares)
     steps = []
     for step in range(train.steps):
         batch = sequences(model, train, step, range(dp * train.microbatches * train.microbatch_size))
@@ -131,7 +145,7 @@ def relative(value: torch.Tensor, wanted: torch.Tensor) -> float:
 def worst_difference(case: Case, ranks: list[list[Step]]) -> float:
     """Largest difference over all steps, ranks and tensors, relative to the largest entry of the reference's tensor."""
     mesh = Mesh.of(case.parallel)
-    expected = reference(case.model, case.train, case.parallel.dp)
+    expected = reference(case.model, case.train, case.parallel.dp, shares_of(case.model, case.parallel))
     worst = 0.0
     for number, wanted in enumerate(expected):
         steps = [rank[number] for rank in ranks]

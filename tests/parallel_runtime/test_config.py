@@ -34,7 +34,18 @@ from stepscope.parallel_runtime.naming import claim, claim_below, layout_name, r
         ({"activation": "relu"}, "take one of swiglu, gelu"),
         ({"dropout": 1.0}, r"dropout 1.0 must lie in \[0, 1\)"),
         ({"rope_theta": 0.0}, "must be positive"),
-        ({"experts": 8}, "mixture of experts is not built yet, take experts 0"),
+        ({"experts": -1}, "experts -1 must be at least 0"),
+        ({"experts": 2, "experts_per_token": 3}, "experts_per_token 3 of 2 experts: take experts_per_token 2"),
+        (
+            {"experts": 8, "dense_layers": 4},
+            "leaves none of 4 layers to the experts: take dense_layers 3, or experts 0",
+        ),
+        ({"experts": 8, "router": "hash"}, "take one of softmax, sigmoid"),
+        ({"experts": 8, "balance": "luck"}, "take one of bias, aux, capacity, none"),
+        ({"capacity_factor": 0.0}, "capacity_factor 0.0 must be positive: 1.25 is usual"),
+        ({"aux_weight": -1.0}, "aux_weight -1.0 must not be negative: 0 turns it off"),
+        ({"experts": 8, "routing_skew": -1.0}, "routing_skew -1.0 must not be negative: 0 plans an even routing"),
+        ({"routing_skew": 1.0}, "there are none: take experts 8"),
     ],
 )
 def test_illegal_models(arguments: dict, message: str) -> None:
@@ -49,7 +60,6 @@ def test_illegal_models(arguments: dict, message: str) -> None:
         ({"recompute": "all"}, "take one of none, selective, full"),
         ({"cp_mode": "star"}, "cp_mode 'star' is unknown: take one of ring, ulysses, allgather"),
         ({"cp_layout": "striped"}, "take one of contiguous, zigzag"),
-        ({"ep": 2}, "expert parallelism is not built yet"),
         ({"sp": True}, "tp is 1: take tp 2, or leave sp out"),
         ({"zero": 1}, "cuts the model state over dp, and dp is 1: take dp 2, or zero 0"),
         ({"dp": 2, "replicate": 2}, "zero is 0: take replicate 1"),
@@ -140,6 +150,23 @@ def test_illegal_context_parallelism(parallel: ParallelConfig, model: dict, mess
         check(ModelConfig(**model), parallel, TrainConfig())
 
 
+EXPERTS = {"experts": 6}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model", "message"),
+    [
+        (CP(dp=2, ep=2), {}, "ep 2 cuts the experts, and the model has none: take ep 1, or experts 8"),
+        (CP(dp=4, ep=4), EXPERTS, "ep 4 must divide experts 6 and dp x cp x tp = 4, the ranks of one stage: take ep 2"),
+        (CP(dp=2, ep=3), EXPERTS, "ep 3 must divide experts 6 and dp x cp x tp = 2, .*: take ep 2"),
+        (CP(tp=2), {**EXPERTS, "seq": 63}, "each of 2 ranks of cp x tp routes an equal part .* 63 .*: take seq 64"),
+    ],
+)
+def test_illegal_expert_parallel(parallel: ParallelConfig, model: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(ModelConfig(**model), parallel, TrainConfig())
+
+
 def test_a_sequence_that_cp_does_not_cut_may_be_odd() -> None:
     check(ModelConfig(seq=9), ParallelConfig(dp=2), TrainConfig())
 
@@ -172,7 +199,7 @@ def test_dictionaries_are_json_with_the_derived_numbers() -> None:
 
 def test_presets() -> None:
     assert preset("tiny").model == PRESETS["tiny"].model
-    with pytest.raises(ValueError, match="take one of tiny, small"):
+    with pytest.raises(ValueError, match="take one of tiny, small, tiny-moe"):
         preset("huge")
 
 

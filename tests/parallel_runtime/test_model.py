@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from stepscope.parallel_runtime import reference
+from stepscope.parallel_runtime import reference, reference_mixture
 from stepscope.parallel_runtime.config import ModelConfig, TrainConfig
 from stepscope.parallel_runtime.data import IGNORED, best_loss, local_batch, sequences
 from stepscope.parallel_runtime.model.attention import attention, rotate, rotation_of
@@ -256,14 +256,16 @@ def test_reference_optimizers_agree_with_torch(optimizer):
         torch.testing.assert_close(again.parameters[name].detach(), copy.detach(), rtol=1e-12, atol=1e-14)
 
 
-def test_reference_shares_only_configuration_initial_values_and_dropped_entries():
+def test_reference_shares_only_configuration_initial_values_and_what_is_drawn_or_planned():
     """It may judge the runtime only because it does not use it."""
     imported = {
         node.module
-        for node in ast.walk(ast.parse(inspect.getsource(reference)))
+        for part in (reference, reference_mixture)
+        for node in ast.walk(ast.parse(inspect.getsource(part)))
         if isinstance(node, ast.ImportFrom) and node.module.startswith("stepscope")
     }
-    assert imported == {f"stepscope.parallel_runtime.{name}" for name in ("config", "model.dropout", "model.initial")}
+    shared = ("config", "model.dropout", "model.initial", "model.planned_routing")
+    assert imported == {f"stepscope.parallel_runtime.{name}" for name in (*shared, "reference_mixture")}
 
 
 def test_tiny_learns_in_fifty_steps():
