@@ -215,6 +215,11 @@ class ParallelConfig:
         """Number of ranks; expert parallelism is a second view of dp x cp x tp and adds none."""
         return self.pp * self.dp * self.cp * self.tp
 
+    @property
+    def expert_data_parallel(self) -> int:
+        """Ranks of a stage that hold the same experts."""
+        return self.dp * self.cp * self.tp // self.ep
+
     def layers_of(self, stage: int, layers: int) -> range:
         """Global layer numbers of one pipeline stage; without `split` the first stages take what does not divide."""
         sizes = self.split or tuple(layers // self.pp + (i < layers % self.pp) for i in range(self.pp))

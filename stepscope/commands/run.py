@@ -10,6 +10,7 @@ import typer
 from stepscope.analysis.errors import StepscopeError
 from stepscope.commands.console import Quiet, say_next
 from stepscope.parallel_runtime.config import (
+    BALANCE,
     CP_LAYOUTS,
     CP_MODES,
     DTYPES,
@@ -17,6 +18,7 @@ from stepscope.parallel_runtime.config import (
     OPTIMIZERS,
     PRESETS,
     RECOMPUTE,
+    ROUTERS,
     SCHEDULES,
     ParallelConfig,
     TrainConfig,
@@ -29,7 +31,8 @@ from stepscope.parallel_runtime.naming import claim, claim_below, run_name
 if TYPE_CHECKING:
     from stepscope.parallel_runtime.compose import Configuration
 
-LAYOUT, MODEL, TRAINING, CAUSES, RUN = "Layout", "Model", "Training", "Injected causes", "Run"
+LAYOUT, MODEL, EXPERTS, TRAINING = "Layout", "Model", "Mixture of experts", "Training"
+CAUSES, RUN = "Injected causes", "Run"
 
 
 def option(help: str, panel: str, *names: str) -> Any:
@@ -49,7 +52,9 @@ def run(
     cp_layout: Annotated[
         str, option(f"Which positions a rank of cp holds: {', '.join(CP_LAYOUTS)}.", LAYOUT)
     ] = ParallelConfig.cp_layout,
-    ep: Annotated[int, option("Expert parallel ranks (not built yet).", LAYOUT)] = 1,
+    ep: Annotated[
+        int, option("Expert parallel ranks, among those of dp x cp x tp: the experts are cut.", LAYOUT)
+    ] = ParallelConfig.ep,
     schedule: Annotated[str, option(f"Pipeline schedule: {', '.join(SCHEDULES)}.", LAYOUT)] = "1f1b",
     bucket_mb: Annotated[float, option("Size of a gradient bucket in MB.", LAYOUT)] = ParallelConfig.bucket_mb,
     overlap: Annotated[
@@ -85,6 +90,21 @@ def run(
     seq: Annotated[int | None, option("Tokens of a sequence, in place of the preset's.", MODEL)] = None,
     tied: Annotated[bool, option("The output head is the embedding table.", MODEL, "--tied")] = False,
     dropout: Annotated[float, option("Share of activations that dropout zeroes.", MODEL)] = 0.0,
+    experts: Annotated[int | None, option("Experts of a layer, in place of the preset's; 0: dense.", EXPERTS)] = None,
+    experts_per_token: Annotated[
+        int | None, option("Experts that each token uses, in place of the preset's.", EXPERTS)
+    ] = None,
+    expert_ffn: Annotated[int | None, option("Inner width of an expert, in place of the preset's.", EXPERTS)] = None,
+    dense_layers: Annotated[int | None, option("The first so many layers have no experts.", EXPERTS)] = None,
+    router: Annotated[str | None, option(f"Scores of the experts: {' or '.join(ROUTERS)}.", EXPERTS)] = None,
+    balance: Annotated[str | None, option(f"What keeps loads even: {', '.join(BALANCE)}.", EXPERTS)] = None,
+    balance_rate: Annotated[
+        float | None, option("With --balance bias: how far a score's offset moves in a step.", EXPERTS)
+    ] = None,
+    aux_weight: Annotated[float | None, option("With --balance aux: weight of the auxiliary loss.", EXPERTS)] = None,
+    capacity_factor: Annotated[
+        float | None, option("With --balance capacity: what an expert takes, in even shares.", EXPERTS)
+    ] = None,
     microbatches: Annotated[int, option("Microbatches of a step.", TRAINING)] = TrainConfig.microbatches,
     microbatch_size: Annotated[
         int | None, option("Sequences of a microbatch, in place of the preset's.", TRAINING)
@@ -104,6 +124,9 @@ def run(
     slow_ms: Annotated[float, option("... by so many milliseconds.", CAUSES)] = 0.0,
     late_rank: Annotated[int, option("This rank's host sleeps before every step ...", CAUSES)] = -1,
     late_ms: Annotated[float, option("... for so many milliseconds.", CAUSES)] = 0.0,
+    routing_skew: Annotated[
+        float | None, option("Expert e gets (e + 1)^-skew of the tokens, whatever the router says; 0: even.", CAUSES)
+    ] = None,
     out: Annotated[Path | None, option("Run directory; by default runs/, named after the layout.", RUN)] = None,
     device: Annotated[str, option("cpu, cuda, or auto: cuda where each rank can have a GPU.", RUN)] = "auto",
     record: Annotated[bool, option("Record the run, or only train.", RUN, "--record/--no-record")] = True,
@@ -124,6 +147,9 @@ def run(
     chosen = preset(preset_name)
     changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
     changes |= {"tied": tied or None, "dropout": dropout}
+    changes |= {"experts": experts, "experts_per_token": experts_per_token, "expert_ffn": expert_ffn}
+    changes |= {"dense_layers": dense_layers, "router": router, "balance": balance, "balance_rate": balance_rate}
+    changes |= {"aux_weight": aux_weight, "capacity_factor": capacity_factor, "routing_skew": routing_skew}
     model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
     parallel = ParallelConfig(
         pp=pp,
@@ -215,10 +241,13 @@ def describe(name: str, configuration: Configuration, device: Any) -> str:
 
     model, parallel, train = configuration.model, configuration.parallel, configuration.train
     degrees = " x ".join(f"{axis} {getattr(parallel, axis)}" for axis in ("pp", "dp", "cp", "tp"))
+    degrees += f", ep {parallel.ep} x edp {parallel.expert_data_parallel} in a stage" if model.experts else ""
+    mixture = f", {model.experts} experts of {model.expert_width}" if model.experts else ""
+    mixture += f" ({model.experts_per_token} a token)" if model.experts else ""
     return "\n".join(
         [
             f"{name}: {parallel.world_size} ranks ({degrees}), {device.kind} with {device.backend}",
-            f"model: {model.layers} layers of {model.hidden}, {parameter_count(model):,} parameters, {train.dtype}",
+            f"model: {model.layers} layers of {model.hidden}{mixture}, {parameter_count(model):,} parameters, {train.dtype}",
             f"batch: {train.microbatch_size} sequences x {train.microbatches} microbatches x dp {parallel.dp}"
             f" = {global_batch(parallel, train)} sequences of {model.seq} tokens",
         ]

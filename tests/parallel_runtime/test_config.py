@@ -219,6 +219,8 @@ def test_names_come_from_the_layout() -> None:
     assert layout_name(ParallelConfig(tp=2, sp=True, recompute="full")) == "tp2-sp-full-recompute"
     train = TrainConfig(microbatches=8, slow_rank=1, slow_ms=30.0)
     assert run_name("tiny", ModelConfig(), ParallelConfig(dp=4), train) == "dp4-m8-tiny-slow1"
+    skewed = ModelConfig(experts=8, routing_skew=1.5)
+    assert run_name("tiny-moe", skewed, ParallelConfig(dp=2, ep=2), TrainConfig()) == "dp2-ep2-m4-tiny-moe-skew1.5"
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
