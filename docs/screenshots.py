@@ -46,6 +46,8 @@ def run(page: Page) -> None:
             if (event.start >= step.start && event.end <= step.end && wide > spread) { best = event; spread = wide; }
           }
           if (best) T.select(best, false);
+          const length = step.end - step.start;
+          T.view.set(step.end - 0.5 * length, step.end + 0.02 * length);
         }"""
     )
 

@@ -120,7 +120,7 @@
       const css = (name) => S.cssColour(`--ss-${name}`), dark = S.isDark();
       const names = ["card", "lane", "line", "text", "muted", "accent", "label"];
       const K = (this.colours = Object.fromEntries(names.map((name) => [name, css(name)])));
-      K.grid = S.mix(K.line, K.lane, 0.6); K.step = S.mix(K.text, K.card, 0.45); K.veil = K.card + "b8"; K.dim = K.card + "a6";
+      K.grid = S.mix(K.line, K.lane, 0.6); K.step = S.mix(K.text, K.card, 0.45); K.veil = K.card + "b8"; K.dim = K.card + "8c";
       K.hit = dark ? "#ff8ad8" : "#c2187f";
       this.fills = new S.Fills(this.base, S.theme, dark, K.lane, K.card);
       this.inks = S.inks(S.theme, dark, K.lane);

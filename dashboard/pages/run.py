@@ -122,7 +122,7 @@ def _detail(bar: view.Bar, means: Mapping[str, Any]) -> list[Any]:
         if f"{name}_ns" in means
     ]
     return [
-        html.Div([html.Span("compute by phase", className="ss-of"), *phases]),
+        html.Div([html.Span("by phase", className="ss-of"), *phases]),
         html.Div([html.Span("not in the sum", className="ss-of"), *beside]),
     ]
 
