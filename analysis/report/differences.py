@@ -12,6 +12,7 @@ from rich.text import Text
 
 from stepscope.analysis import units
 from stepscope.analysis.compare import Comparison, Delta, Pair
+from stepscope.analysis.report.side_by_side import heads_and_rows, letters, table
 from stepscope.analysis.report.terminal import clean
 from stepscope.analysis.report.view import SHORT_LABELS, health_line, mesh_text, scope
 
@@ -34,6 +35,8 @@ def blocks(comparison: Comparison) -> Iterator[RenderableType]:
         mark = Text("✓ " if ok else "! ", style="green" if ok else "yellow")
         yield Text.assemble(mark, (f"{letter}  ", "bold"), (clean(report.name, 80), "bold"), f"  {health_line(report)}")
         yield Text(f"     {mesh_text(report)} · {scope(report)}", style="dim")
+    yield Text("\nAll runs, mean step", style="bold")
+    yield Padding(table(comparison.reports), (0, 0, 0, 2), expand=False)
     for number, pair in enumerate(comparison.pairs):
         letter = letters(len(comparison.reports))[number + 1]
         yield Text()
@@ -52,12 +55,6 @@ def blocks(comparison: Comparison) -> Iterator[RenderableType]:
 def _tokens_differ(comparison: Comparison, number: int) -> bool:
     first, other = comparison.reports[0], comparison.reports[number + 1]
     return first.throughput.tokens_per_step != other.throughput.tokens_per_step
-
-
-def letters(count: int) -> list[str]:
-    """A, B, C, ... AA, AB."""
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return [alphabet[i] if i < 26 else alphabet[i // 26 - 1] + alphabet[i % 26] for i in range(count)]
 
 
 def label(name: str) -> str:
@@ -128,20 +125,32 @@ def only_in(pair: Pair, letter: str) -> list[str]:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown: one table a pair; text from traces cannot break out of its cell."""
+    """The comparison as Markdown: all runs in one table, then one a pair; text from traces cannot break out of its cell."""
     lines = ["### stepscope compare", ""]
     for letter, report in zip(letters(len(comparison.reports)), comparison.reports, strict=True):
         facts = (mesh_text(report), scope(report), health_line(report))
         lines.append(f"- **{letter}** {_cell(report.name)}: {'; '.join(_cell(fact) for fact in facts)}")
+    all_heads, rows = heads_and_rows(comparison.reports)
+    lines += ["", *_rows(all_heads, rows, ":--|:--" + "|--:" * (len(all_heads) - 2))]
     for number, pair in enumerate(comparison.pairs):
         letter = letters(len(comparison.reports))[number + 1]
-        deltas = (pair.step, *pair.terms)
-        scale = scale_of(deltas)
-        first, *others = heads(scale, letter)
-        lines += ["", f"| per step, {first} | {' | '.join(others)} |", "|:--|--:|--:|--:|--:|--:|:--|"]
-        lines += [f"| {' | '.join(_cell(cell) for cell in cells(delta, scale))} |" for delta in deltas]
+        lines += _pair_table("per step", (pair.step, *pair.terms), letter)
+        if pair.per_token and _tokens_differ(comparison, number):
+            lines += _pair_table("per token", pair.per_token, letter)
         lines += ["", *(_cell(line) for line in only_in(pair, letter))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _pair_table(title: str, deltas: Sequence[Delta], letter: str) -> list[str]:
+    scale = scale_of(deltas)
+    first, *others = heads(scale, letter)
+    rows = [cells(delta, scale) for delta in deltas]
+    return ["", *_rows([f"{title}, {first}", *others], rows, ":--|--:|--:|--:|--:|--:|:--")]
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    lines = [f"| {' | '.join(heads)} |", f"|{sides}|"]
+    return lines + [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows]
 
 
 def _cell(text: str) -> str:

@@ -46,8 +46,9 @@ def compare(
 ) -> ExitCode:
     """Say what changed between runs: deltas of the six terms that sum to the step's, each with its noise band.
 
-    Means are over ranks and whole steps, so runs of different size and length compare. The noise band is what the
-    change would be if other steps had been recorded (95 %, bootstrap over steps, same runs: same band).
+    All runs stand in one table first (mean step, terms, tokens/s, time per token), then each beside A. Means are over
+    ranks and whole steps, so runs of different size and length compare. The noise band is what the change would be
+    if other steps had been recorded (95 %, bootstrap over steps, same runs: same band).
 
     Exit status: 0 done (also where health touches figures: see it in the output); 1 could not; with --fail-if-slower
     4 slower by that share, beyond the noise band; 5 the noise is too wide to tell.
