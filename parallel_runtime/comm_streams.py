@@ -27,6 +27,8 @@ STREAMS = {
     "pp.backward.receive": Stream("pp", "pp.backward"),
     "shard.gather": Stream("shard", "shard.gather"),  # parameter gathers never queue behind gradient reductions ...
     "shard.reduce": Stream("shard", "shard.reduce"),
+    "edp.gather": Stream("edp", "edp.gather"),  # the same for experts
+    "edp.reduce": Stream("edp", "edp.reduce"),
     "replica.reduce": Stream("replica", "replica.reduce"),  # ... nor do these behind those of another group
     "loss": Stream("dp_cp", "loss"),  # the reported loss never queues behind gradients
     "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica ...

@@ -44,8 +44,11 @@ from stepscope.parallel_runtime.pp.validator import plan
 from stepscope.parallel_runtime.sp.sequence_parallel import SequenceParallel
 from stepscope.parallel_runtime.tp.tensor_parallel import TensorParallel
 from stepscope.parallel_runtime.zero.fully_sharded import FullyShardedData, LateSeams
-from stepscope.parallel_runtime.zero.sharded import STREAMS, ShardedData
+from stepscope.parallel_runtime.zero.sharded import DENSE, EXPERTS, Over, ShardedData
 from stepscope.parallel_runtime.zero.units import stage_uses
+
+Named = tuple[str, nn.Parameter]
+"""A parameter, or a piece of one, and its global name."""
 
 REPLICAS = "dp_cp"
 """The view whose ranks saw other tokens of the same step."""
@@ -69,14 +72,14 @@ def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig)
     """Every stream that the program may use, the same on all ranks; those over one rank cost nothing."""
     streams = [
         "loss",
-        *(STREAMS if parallel.zero else [grad_sync.gradient_view(parallel)]),
+        *(DENSE.streams if parallel.zero else [grad_sync.gradient_view(parallel)]),
         "tp",
         *context_parallel.streams_of(parallel),
         *PIPELINE_STREAMS,
         *expert_parallel.streams_of(model, parallel),
     ]
     if grad_sync.experts_apart(model, parallel):
-        streams.append("edp")
+        streams += EXPERTS.streams if parallel.zero else [EXPERTS.axis]
     streams += grad_sync.streams_of(model, parallel)
     return (*streams, clip_stream(model, parallel)) if train.clip > 0.0 else tuple(streams)
 
@@ -225,34 +228,36 @@ def _counted(configuration: Configuration, named: Sequence[tuple[str, nn.Paramet
 
 def _data_parallel(
     configuration: Configuration, comm: Comm, chunks: Sequence[Stage], late: LateSeams
-) -> tuple[DataParallel | ShardedData | DenseAndExperts, list[tuple[str, nn.Parameter]]]:
-    """(the strategy over dp and cp, what this rank updates by global name): whole parameters, or pieces of them."""
-    parallel = configuration.parallel
+) -> tuple[DataParallel | ShardedData | DenseAndExperts, list[Named]]:
+    """(the strategy over dp and cp, what this rank updates by global name): whole parameters, or pieces of them.
+
+    The state of experts may lie on other ranks than all else: then each has a strategy of its own.
+    """
     named = [named for chunk in chunks for named in chunk.named_parameters()]
-    if parallel.zero == 0:
-        return _buckets(configuration, comm, named), named
-    if parallel.zero < 3:
-        sharded = ShardedData(named, comm, parallel.zero, parallel.overlap)
-        return sharded, sharded.named
-    uses = stage_uses(configuration.model, parallel, comm.index("pp"))
-    late.strategy = FullyShardedData(named, comm, uses, parallel.overlap, parallel.reshard, parallel.prefetch)
-    return late.strategy, late.strategy.named
+    groups = {DENSE: named}
+    if grad_sync.experts_apart(configuration.model, configuration.parallel):
+        groups = {
+            over: [(name, parameter) for name, parameter in named if of_experts(name) == (over is EXPERTS)]
+            for over in (DENSE, EXPERTS)
+        }
+    parts = [_strategy(configuration, comm, group, over, late) for over, group in groups.items() if group]
+    pieces = [piece for part in parts if isinstance(part, ShardedData) for piece in part.named]
+    return parts[0] if len(parts) == 1 else DenseAndExperts(parts), pieces or named
 
 
-def _buckets(
-    configuration: Configuration, comm: Comm, named: Sequence[tuple[str, nn.Parameter]]
-) -> DataParallel | DenseAndExperts:
-    """Whole gradients, in buckets; those of experts over ranks of their own."""
+def _strategy(
+    configuration: Configuration, comm: Comm, named: Sequence[Named], over: Over, late: LateSeams
+) -> DataParallel | ShardedData:
+    """Data parallelism of these parameters, over the ranks of `over`."""
     parallel = configuration.parallel
-    groups = {grad_sync.gradient_view(parallel): [parameter for _, parameter in named]}
-    if grad_sync.experts_apart(configuration.model, parallel):
-        groups = {grad_sync.gradient_view(parallel): [], "edp": []}
-        for name, parameter in named:
-            groups["edp" if of_experts(name) else grad_sync.gradient_view(parallel)].append(parameter)
-    size = round(parallel.bucket_mb * 1e6)
-    parts = [
-        DataParallel(parameters, comm, size, parallel.overlap, view)
-        for view, parameters in groups.items()
-        if parameters
-    ]
-    return parts[0] if len(parts) == 1 else DenseAndExperts(parts)
+    if parallel.zero == 0:
+        view = over.axis if over is EXPERTS else grad_sync.gradient_view(parallel)
+        size = round(parallel.bucket_mb * 1e6)
+        return DataParallel([parameter for _, parameter in named], comm, size, parallel.overlap, view)
+    if parallel.zero < 3:
+        return ShardedData(named, comm, parallel.zero, parallel.overlap, over)
+    uses = stage_uses(configuration.model, parallel, comm.index("pp"))
+    late.strategies.append(
+        FullyShardedData(named, comm, uses, parallel.overlap, parallel.reshard, parallel.prefetch, over)
+    )
+    return late.strategies[-1]

@@ -357,8 +357,11 @@ def _check_expert_parallel(model: ModelConfig, parallel: ParallelConfig) -> None
                 f"ep {parallel.ep} cuts the experts, and the model has none: take ep 1, or experts {4 * parallel.ep}"
             )
         return
-    if parallel.zero:
-        raise ValueError(f"zero {parallel.zero} with experts is not built yet: take zero 0")
+    if parallel.replicate > 1 and parallel.ep * parallel.tp > 1:
+        raise ValueError(
+            f"replicate {parallel.replicate} copies the state over dp, but that of experts lies across dp x cp x tp: take"
+            " replicate 1"
+        )
     ranks = parallel.dp * parallel.cp * parallel.tp
     legal = [n for n in range(1, ranks + 1) if ranks % n == 0 and model.experts % n == 0]
     if parallel.ep not in legal:

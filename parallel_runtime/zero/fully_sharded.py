@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from stepscope.parallel_runtime.comm import Comm, Handle, Ready
 from stepscope.parallel_runtime.model.seams import Seams
-from stepscope.parallel_runtime.zero.sharded import AXIS, GATHER, ShardedData, Unit
+from stepscope.parallel_runtime.zero.sharded import DENSE, Over, ShardedData, Unit
 from stepscope.parallel_runtime.zero.units import Use
 
 
 class Gathered:
     """Whether a unit's parameters are whole, and the gather that makes them so."""
 
-    def __init__(self, unit: Unit, comm: Comm, strategy: str) -> None:
-        self.unit, self.comm, self.strategy = unit, comm, strategy
+    def __init__(self, unit: Unit, comm: Comm, strategy: str, over: Over) -> None:
+        self.unit, self.comm, self.strategy, self.over = unit, comm, strategy, over
         self._bytes = unit.whole.untyped_storage().nbytes()
         self._gathering: Handle | Ready | None = None
         self._there = True
@@ -38,7 +38,11 @@ class Gathered:
         self._there = True
         self.unit.whole.untyped_storage().resize_(self._bytes)
         self._gathering = self.comm.all_gather(
-            self.unit.shard, AXIS, strategy=self.strategy, stream=GATHER, output=self.unit.whole
+            self.unit.shard,
+            self.over.axis,
+            strategy=self.strategy,
+            stream=self.over.gather,
+            output=self.unit.whole,
         )
 
     def wait(self) -> None:
@@ -66,11 +70,12 @@ class FullyShardedData(ShardedData):
         overlap: bool = True,
         reshard: bool = True,
         prefetch: int = 1,
+        over: Over = DENSE,
     ) -> None:
         """`uses`: the blocks in order of forward, with the units that each reads; `prefetch`: blocks gathered ahead."""
-        super().__init__(named, comm, 3, overlap)
+        super().__init__(named, comm, 3, overlap, over)
         self.reshard, self.prefetch = reshard, prefetch
-        self._gathered = {unit.name: Gathered(unit, comm, self.strategy) for unit in self.units}
+        self._gathered = {unit.name: Gathered(unit, comm, self.strategy, over) for unit in self.units}
         self._uses = list(uses)
         self._place = {use.block: place for place, use in enumerate(self._uses)}
 
@@ -101,7 +106,9 @@ class FullyShardedData(ShardedData):
             unit.wait()
 
     def _units(self, block: str) -> list[Gathered]:
-        return [self._gathered[name] for name in self._uses[self._place[block]].units]
+        """Of those that this strategy cuts: a layer has a unit of experts too, or of experts only, or none."""
+        names = self._uses[self._place[block]].units
+        return [self._gathered[name] for name in names if name in self._gathered]
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -118,19 +125,21 @@ class FullyShardedData(ShardedData):
 
 
 class LateSeams:
-    """The seams of a model that is built before its parameters can be cut: they reach the strategy once it is there."""
+    """The seams of a model that is built before its parameters can be cut: they reach the strategies once these are there."""
 
     def __init__(self) -> None:
-        self.strategy: FullyShardedData | None = None
+        self.strategies: list[FullyShardedData] = []
 
     def into(self, base: Seams) -> Seams:
-        """`base` whose blocks call the strategy."""
+        """`base` whose blocks call the strategies."""
         return replace(base, enter=self._enter, leave_block=self._leave)
 
     def _enter(self, block: str) -> None:
-        assert self.strategy is not None, "the model runs before its parameters are cut"
-        self.strategy.enter(block)
+        assert self.strategies, "the model runs before its parameters are cut"
+        for strategy in self.strategies:
+            strategy.enter(block)
 
     def _leave(self, block: str, output: Tensor) -> Tensor:
-        assert self.strategy is not None, "the model runs before its parameters are cut"
-        return self.strategy.leave(block, output)
+        for strategy in self.strategies:
+            output = strategy.leave(block, output)
+        return output

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +23,34 @@ from stepscope.parallel_runtime.comm import Comm, Handle, Ready
 from stepscope.parallel_runtime.dp.data_parallel import GRADIENTS
 from stepscope.parallel_runtime.zero.units import FlatUnit, flat_units, pieces_of, shard_range
 
-AXIS, COPIES = "shard", "replica"
-GATHER, REDUCE, REDUCE_COPIES = "shard.gather", "shard.reduce", "replica.reduce"
-STREAMS = (GATHER, REDUCE, REDUCE_COPIES)
+
+class Over(NamedTuple):
+    """The ranks that state is cut over, and their streams; those of its copies, if there can be any."""
+
+    axis: str
+    gather: str
+    reduce: str
+    copies: str = ""
+    reduce_copies: str = ""
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.gather, self.reduce, *([self.reduce_copies] if self.copies else []))
+
+
+DENSE = Over("shard", "shard.gather", "shard.reduce", "replica", "replica.reduce")
+EXPERTS = Over("edp", "edp.gather", "edp.reduce")
+"""The state of experts is cut over the ranks that hold the same ones."""
+
+STREAMS = DENSE.streams
 
 
 class Unit:
     """Buffers of one unit. Module parameters are views of `whole`; `pieces` are what the optimizer updates, views of
     `shard`, and their gradients views of `gradient`."""
 
-    def __init__(self, flat: FlatUnit, parameters: Sequence[nn.Parameter], comm: Comm, level: int) -> None:
+    def __init__(self, flat: FlatUnit, parameters: Sequence[nn.Parameter], comm: Comm, level: int, axis: str) -> None:
         self.name, self.flat, self.parameters = flat.name, flat, list(parameters)
         self.begin_step()
         first = self.parameters[0]
@@ -40,7 +59,7 @@ class Unit:
         for parameter, view in zip(self.parameters, self.split(self.whole), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        ranks, index = comm.size(AXIS), comm.index(AXIS)
+        ranks, index = comm.size(axis), comm.index(axis)
         begin, end = shard_range(flat.padded, ranks, index)
         own = self.whole[begin:end]
         self.shard = own.clone() if level == 3 else own
@@ -95,13 +114,23 @@ class Unit:
 class ShardedData:
     """Data parallelism over `shard` (and `replica`) with `level` 1 or 2 of ZeRO."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], comm: Comm, level: int, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        comm: Comm,
+        level: int,
+        overlap: bool = True,
+        over: Over = DENSE,
+    ) -> None:
         """`named`: this rank's parameters by global name, in order of use. `overlap` off: every reduction is waited for at
         once (ZeRO-1: they all follow backward)."""
+        self.over = over
         self.comm, self.level, self.overlap, self.strategy = comm, level, overlap, f"zero{level}"
         parameters = dict(named)
-        units = flat_units({name: p.numel() for name, p in parameters.items()}, comm.size(AXIS))
-        self.units = [Unit(flat, [parameters[name] for name in flat.parameters], comm, level) for flat in units]
+        units = flat_units({name: p.numel() for name, p in parameters.items()}, comm.size(over.axis))
+        self.units = [
+            Unit(flat, [parameters[name] for name in flat.parameters], comm, level, over.axis) for flat in units
+        ]
         self.named = [piece for unit in self.units for piece in unit.pieces]
         self.parameters = [piece for _, piece in self.named]
         self._most = len(self.units) if level == 1 else int(overlap)  # reductions under way at a time
@@ -148,7 +177,9 @@ class ShardedData:
     def after_update(self) -> None:
         """After the optimizer: everyone gets everyone's updated shards."""
         gathering = [
-            self.comm.all_gather(unit.shard, AXIS, strategy=self.strategy, stream=GATHER, output=unit.whole)
+            self.comm.all_gather(
+                unit.shard, self.over.axis, strategy=self.strategy, stream=self.over.gather, output=unit.whole
+            )
             for unit in self.units
         ]
         for handle in gathering:
@@ -172,7 +203,9 @@ class ShardedData:
         if source is None:
             source = unit.take_gradients()
             output = torch.empty_like(unit.gradient)
-        handle = self.comm.reduce_scatter(source, AXIS, strategy=self.strategy, stream=REDUCE, output=output)
+        handle = self.comm.reduce_scatter(
+            source, self.over.axis, strategy=self.strategy, stream=self.over.reduce, output=output
+        )
         # A reduction of an earlier microbatch may still be under way when the last one is armed: each has its own flag.
         self._under_way.append((unit, handle, self._armed))
         del source
@@ -185,9 +218,11 @@ class ShardedData:
         summed = handle.wait()
         if unit.whole_gradient is None:
             unit.gradient.add_(summed)
-        if last or self.level == 1:
+        if self.over.copies and (last or self.level == 1):
             self._between_copies.append(
-                self.comm.all_reduce(unit.gradient, COPIES, strategy=self.strategy, stream=REDUCE_COPIES)
+                self.comm.all_reduce(
+                    unit.gradient, self.over.copies, strategy=self.strategy, stream=self.over.reduce_copies
+                )
             )
 
     # -- what is held ------------------------------------------------------------------------------------------------
@@ -207,7 +242,7 @@ class ShardedData:
         return gradients, parameters
 
     def _whole(self, shard: Tensor) -> Tensor:
-        return self.comm.all_gather(shard, AXIS, strategy=self.strategy, stream=GATHER).wait()
+        return self.comm.all_gather(shard, self.over.axis, strategy=self.strategy, stream=self.over.gather).wait()
 
     def _whole_parameters(self, unit: Unit) -> Tensor:
         return unit.whole

@@ -16,7 +16,8 @@ import math
 from collections import Counter
 
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
-from stepscope.parallel_runtime.layout import shard_shape
+from stepscope.parallel_runtime.grad_sync import experts_apart
+from stepscope.parallel_runtime.layout import of_experts, shard_shape
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.messages import ITEM_BYTES, Message
 from stepscope.parallel_runtime.model.initial import parameter_shapes, stage_shapes
@@ -24,10 +25,13 @@ from stepscope.parallel_runtime.pp.validator import plan
 from stepscope.parallel_runtime.zero.units import FlatUnit, Piece, flat_units, gathers, pieces_of, stage_uses
 
 
-def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
-    """Operations of one rank of `stage` over the ranks that its state is cut over, in one step."""
+def step_traffic(
+    model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int, experts: bool = False
+) -> Counter[Message]:
+    """Operations of one rank of `stage` over the ranks that its state is cut over, in one step; `experts`: the state of
+    experts, where it is cut over other ranks than all else."""
     strategy, item = f"zero{parallel.zero}", ITEM_BYTES[train.dtype]
-    sizes = {unit.name: unit.padded * item for unit in stage_units(model, parallel, stage)}
+    sizes = {unit.name: unit.padded * item for unit in stage_units(model, parallel, stage, experts)}
     found: Counter[Message] = Counter()
     times = train.microbatches if parallel.zero > 1 else 1
     phase = "other" if parallel.zero == 1 and not parallel.overlap else "backward"
@@ -39,7 +43,8 @@ def step_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfi
         table = plan(parallel.schedule, parallel.pp, train.microbatches)[stage]
         phases = [action.phase for action in table if action.kind == "compute"]
         for gathered_in, unit in gathers(stage_uses(model, parallel, stage), phases, parallel.reshard):
-            found[Message(strategy, "all_gather", gathered_in, sizes[unit])] += 1
+            if unit in sizes:
+                found[Message(strategy, "all_gather", gathered_in, sizes[unit])] += 1
     return found
 
 
@@ -59,23 +64,29 @@ def copies_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainCon
     return found
 
 
-def stage_elements(model: ModelConfig, parallel: ParallelConfig, stage: int) -> dict[str, int]:
-    """Global name -> size of the parameters that one rank of `stage` holds, in order of use."""
+def stage_elements(model: ModelConfig, parallel: ParallelConfig, stage: int, experts: bool = False) -> dict[str, int]:
+    """Global name -> size of the parameters that one rank of `stage` cuts together, in order of use: those of experts, or
+    all else (where nothing sets experts apart, all of them)."""
+    apart = experts_apart(model, parallel)
     mesh = Mesh.of(parallel)
     here = stage_shapes(model, parallel.layers_of(stage, model.layers), stage == 0, stage == parallel.pp - 1)
     return {
         name: math.prod(shard_shape(name, shape, mesh))
         for name, shape in parameter_shapes(model).items()
-        if name in here
+        if name in here and (of_experts(name) == experts or not apart)
     }
 
 
-def stage_units(model: ModelConfig, parallel: ParallelConfig, stage: int) -> tuple[FlatUnit, ...]:
-    """Units of one rank of `stage`."""
-    return flat_units(stage_elements(model, parallel, stage), Mesh.of(parallel).size("shard"))
+def stage_units(
+    model: ModelConfig, parallel: ParallelConfig, stage: int, experts: bool = False
+) -> tuple[FlatUnit, ...]:
+    """Units of one rank of `stage`; `experts`: see `stage_elements`."""
+    ranks = Mesh.of(parallel).size("edp" if experts else "shard")
+    return flat_units(stage_elements(model, parallel, stage, experts), ranks)
 
 
 def stage_pieces(model: ModelConfig, parallel: ParallelConfig, stage: int, place: int) -> list[Piece]:
-    """What a rank of `stage` keeps that is at `place` among the ranks that its state is cut over."""
+    """What a rank of `stage` keeps that is at `place` among the ranks that its state is cut over; experts apart are not
+    among it."""
     elements, ranks = stage_elements(model, parallel, stage), Mesh.of(parallel).size("shard")
     return [piece for unit in flat_units(elements, ranks) for piece in pieces_of(unit, elements, ranks, place)]

@@ -238,6 +238,12 @@ ROWS = {
     "ep4 tp2 sp dp2": (AUX, P(tp=2, sp=True, dp=2, ep=4)),
     "ep2 tp2 sp": (MODEL, P(tp=2, sp=True, ep=2, recompute="full")),
     "ep1 tp2": (MODEL, P(tp=2)),
+    "zero1 ep2": (MODEL, P(dp=4, ep=2, zero=1)),
+    "zero1 ep2 pp2 tp2": (replace(MODEL, tied=True), P(dp=2, tp=2, ep=2, pp=2, zero=1, overlap=False)),
+    "zero2 ep2 tp2 sp": (MODEL, P(dp=2, tp=2, sp=True, ep=2, zero=2)),
+    "zero3 ep2": (MODEL, P(dp=4, ep=2, zero=3)),
+    "zero3 ep2, first layer dense": (replace(MODEL, dense_layers=1), P(dp=4, ep=2, zero=3, reshard=False)),
+    "zero3, experts not apart": (MODEL, P(dp=2, zero=3)),
     "ep1 dp2": (MODEL, P(dp=2)),
     "skewed": (replace(MODEL, routing_skew=1.0), P(dp=2, ep=2)),
     "skewed, capacity": (replace(MODEL, routing_skew=2.0, balance="capacity"), P(dp=2, ep=2, pp=2)),
@@ -253,7 +259,7 @@ def test_rows_are_the_predicted_ones(case):
         rows = [row for row in dry_rows(model, parallel, SINGLE, rank) if row.kind == "comm"]
         found = Counter(Row(row.axis, row.strategy, row.collective, row.phase, row.bytes) for row in rows)
         routing = planned_routing(model, parallel, SINGLE, where["ep"])
-        assert found == step_traffic(model, parallel, SINGLE, where["pp"], routing=routing), rank
+        assert found == step_traffic(model, parallel, SINGLE, where["pp"], mesh.index("shard", rank), routing), rank
         assert {row.ranks for row in rows if row.axis == "ep"} <= {mesh.group("ep", rank)}
         assert {row.ranks for row in rows if row.axis == "edp"} <= {mesh.group("edp", rank)}
 

@@ -25,6 +25,7 @@ SHORT = replace(GROUPED, layers=2, seq=8, vocab=32, **MIXED)
 BIASES = replace(CLASSIC, layers=2, seq=8, vocab=32, router="sigmoid", **MIXED)
 TABLE = replace(TIED, kv_heads=2, layers=2, seq=8, vocab=32, **MIXED)
 TIGHT = {"balance": "capacity", "capacity_factor": 0.8}
+DENSE_FIRST = replace(SHORT, layers=3, dense_layers=1)
 FEW = replace(TRAIN, microbatches=2)
 EMPTY = {"routing_skew": 30.0}  # two experts get every token
 
@@ -35,7 +36,7 @@ CASES = [
     Case("ep2", P(dp=2, ep=2), SHORT),
     Case("ep4", P(dp=4, ep=4), BIASES, FEW),
     Case("ep2 of dp4", P(dp=4, ep=2, bucket_mb=0.01), TABLE, FEW),
-    Case("ep2, first layer dense", P(dp=2, ep=2), replace(SHORT, layers=3, dense_layers=1), FEW),
+    Case("ep2, first layer dense", P(dp=2, ep=2), DENSE_FIRST, FEW),
     *(Case(f"ep2, {mode}", P(dp=2, ep=2), replace(BIASES, balance=mode), FEW) for mode in BALANCE),
     *(Case(f"ep2, {mode}, softmax", P(dp=2, ep=2), replace(SHORT, balance=mode), FEW) for mode in ("aux", "none")),
     Case("ep2, tokens are dropped", P(dp=2, ep=2), replace(SHORT, **TIGHT), FEW),
@@ -69,11 +70,20 @@ CASES = [
     Case("ep2 cp2", P(cp=2, ep=2), SHORT, FEW),
     Case("ep2 cp2, aux", P(cp=2, ep=2), replace(BIASES, balance="aux"), FEW),
     Case("ep2 cp2, tokens are dropped", P(cp=2, ep=2), replace(SHORT, **TIGHT), FEW),
+    *(Case(f"zero{level} ep2 of dp4", P(dp=4, ep=2, zero=level), BIASES, FEW) for level in (1, 2, 3)),
+    *(Case(f"zero{level} ep2, as many as dp", P(dp=2, ep=2, zero=level), SHORT, FEW) for level in (1, 2, 3)),
+    Case("zero3 ep2 tp2 dp2", P(dp=2, tp=2, ep=2, zero=3), TABLE, FEW),
+    Case("zero3 ep2 tp2 sp dp2, first layer dense", P(dp=2, tp=2, sp=True, ep=2, zero=3), DENSE_FIRST, FEW),
+    Case("zero3 ep2, full recomputation", P(dp=4, ep=2, zero=3, recompute="full"), SHORT, FEW),
+    Case("zero2, every rank has every expert", P(dp=2, zero=2), SHORT, FEW),
     Case("ep4 cp2 tp2 sp, aux", P(cp=2, tp=2, sp=True, ep=4), replace(TABLE, balance="aux"), FEW),
 ]
 EIGHT = [
     Case("dp2 ep2 pp2", P(dp=2, ep=2, pp=2), SHORT),
     Case("dp4 ep2 pp2, tied", P(dp=4, ep=2, pp=2, bucket_mb=0.01), TABLE, FEW),
+    Case("zero1 dp2 ep2 pp2 tp2", P(dp=2, tp=2, ep=2, pp=2, zero=1), SHORT, FEW),
+    Case("zero1 dp4 ep2 pp2", P(dp=4, ep=2, pp=2, zero=1), TABLE),
+    Case("zero3 dp4 ep2 pp2", P(dp=4, ep=2, pp=2, zero=3), TABLE, FEW),
     Case("dp2 cp2 tp2 ep4, aux", P(dp=2, cp=2, tp=2, ep=4), replace(BIASES, balance="aux"), FEW),
     Case("dp2 tp2 sp pp2 ep4", P(dp=2, tp=2, sp=True, pp=2, ep=4), BIASES, FEW),
 ]
@@ -118,7 +128,17 @@ def test_float32(pool):
     assert 1e-8 < worst < 1e-4
 
 
-@pytest.mark.parametrize("parallel", [P(dp=2, ep=2, pp=2), P(dp=2, tp=2, ep=2), P(dp=2, tp=2, ep=4), P(tp=2, sp=True)])
+CLIPPED = [
+    P(dp=2, ep=2, pp=2),
+    P(dp=2, tp=2, ep=2),
+    P(dp=2, tp=2, ep=4),
+    P(tp=2, sp=True),
+    P(dp=4, ep=2, zero=1),
+    P(dp=2, tp=2, ep=2, zero=3),
+]
+
+
+@pytest.mark.parametrize("parallel", CLIPPED)
 def test_clipping(pool, parallel):
     """Each expert counts once, wherever it is, and everything else once, however many ranks hold it."""
     train = replace(FEW, clip=0.5, steps=1)
@@ -141,6 +161,18 @@ def forget_the_sum_over_edp(program):
         return Ready(tensor) if axis == "edp" else reduce(tensor, axis, **how)
 
     program.comm.all_reduce = forgetful
+
+
+def forget_to_scatter_over_edp(program):
+    """Every rank keeps its own part of the gradients of its piece of the experts."""
+    scatter = program.comm.reduce_scatter
+
+    def forgetful(tensor, axis, output, **how):
+        if axis != "edp":
+            return scatter(tensor, axis, output=output, **how)
+        return Ready(output.copy_(tensor.chunk(program.comm.size("edp"))[program.comm.index("edp")]))
+
+    program.comm.reduce_scatter = forgetful
 
 
 def sum_experts_over_dp(program):
@@ -253,6 +285,7 @@ MISTAKES = [
     (forget_the_sum_over_edp, TWO, SHORT),
     (double_the_sum_over_edp, TWO, SHORT),
     (sum_experts_over_dp, TWO, SHORT),
+    (forget_to_scatter_over_edp, replace(TWO, zero=2), SHORT),
     (swap_the_weights, TWO, SHORT),
     (lose_a_token, TWO, SHORT),
     (mix_up_the_sources, TWO, SHORT),
