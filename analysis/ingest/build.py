@@ -6,7 +6,8 @@ A format plans its tasks, reads one task into ranks (in whatever process), and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import store
 from stepscope.analysis.ingest.normalize import RankFile
 from stepscope.analysis.ingest.rules import load_rules
+from stepscope.analysis.ingest.source import watched
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import STORE_DIRECTORY, ActionMeta, GroupMeta, RunMeta
@@ -38,8 +40,9 @@ class Progress:
     stage: str
     files_done: int
     files: int
-    bytes_done: int
+    bytes_done: int  # of the files as they are stored
     bytes: int
+    unit: str = "ranks"  # what `files` counts: ranks where a file is one
 
 
 ProgressCall = Callable[[Progress], None]
@@ -95,10 +98,22 @@ def open_or_build(
                 return store.open_store(place, manifest, plan.path)
     place = store.writable_place(plan.path, plan.inside)
     store.remove_abandoned(place)
+    return build(plan, place, progress, refresh, engine, workers)
+
+
+def build(
+    plan: Plan,
+    place: Path,
+    progress: ProgressCall | None = None,
+    replace: bool = False,
+    engine: str | None = None,
+    workers: int | None = None,
+) -> Run:
+    """Read what `plan` says into a store at `place`, in front of an older one if `replace`, and open that."""
     with store.Builder(place) as builder:
         tasks = plan.tasks(builder.path, builder.build)
         entries = _read(tasks, plan.read, progress, engine, workers)
-        manifest = {"sources": plan.sources, "replace": refresh, **_assemble(plan, entries)}
+        manifest = {"sources": plan.sources, "replace": replace, **_assemble(plan, entries)}
         place = builder.commit(manifest)
     committed = store.read_manifest(place)
     if committed is None:
@@ -114,25 +129,35 @@ def _read(
     workers: int | None,
 ) -> list[Entry]:
     total = sum(task.size for task in tasks)
-    state = Progress("preparing", 0, len(tasks), 0, total)
+    scanned = any(task.format in SCANNED for task in tasks)
+    state = Progress("preparing", 0, len(tasks), 0, total, "ranks" if scanned else "files")
+    within = 0  # bytes of the file under way
 
     def done(task: Task, entries: list[Entry]) -> None:
-        nonlocal state
-        state = replace(state, files_done=state.files_done + 1, bytes_done=state.bytes_done + task.size)
+        nonlocal state, within
+        within = 0
+        state = changed(state, files_done=state.files_done + 1, bytes_done=state.bytes_done + task.size)
         if progress is not None:
             progress(state)
 
+    def read_on(size: int) -> None:
+        nonlocal within
+        within += size
+        if progress is not None:
+            progress(changed(state, bytes_done=min(state.bytes_done + within, total)))
+
     if progress is not None:
         progress(state)
-    if any(task.format in SCANNED for task in tasks):
+    if scanned:
         from stepscope.analysis.ingest.reading import prepare  # see there
 
         prepare()  # here, once: else every worker would compile
-    state = replace(state, stage="reading")
+    state = changed(state, stage="reading")
     if progress is not None:
         progress(state)
     parallel = len(tasks) > 1 and total > PARALLEL_FROM
-    results = map_ranks(read, tasks, engine or ("processes" if parallel else "serial"), workers, done)
+    with watched(read_on):  # seen where the files are read in this process
+        results = map_ranks(read, tasks, engine or ("processes" if parallel else "serial"), workers, done)
     return [entry for entries in results for entry in entries]
 
 
@@ -169,7 +194,7 @@ def written(task: Task, rank: int, result: RankFile) -> Entry:
     """Write one rank into the store under way; its entry."""
     result.data.events["rank"] = np.broadcast_to(np.int32(rank), len(result.data.events["start_ns"]))
     entry = store.write_rank(task.directory, task.build, rank, result.data)
-    health = store.health_to_json([replace(item, rank=rank, file=task.file) for item in result.health])
+    health = store.health_to_json([changed(item, rank=rank, file=task.file) for item in result.health])
     return entry | {"file": task.file, "facts": result.facts, "health": health}
 
 

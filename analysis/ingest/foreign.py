@@ -35,6 +35,10 @@ WHOLE_JOBS = ("ndtimeline", "pp-vis")
 """Formats whose files are read together: the windows of the steps are common to all ranks."""
 
 
+MOST_LISTED = 10
+"""Ignored files, and reasons for it, that the health report names."""
+
+
 def plan_foreign(paths: list[str], rules: str | None) -> Plan:
     """How to read what `paths` name: files, directories, globs, URLs. StepscopeError when none of it is a trace."""
     found: dict[str, list[str]] = {}
@@ -90,8 +94,7 @@ def _describe(
     name: str, format: str, ignored: list[tuple[str, str]], entries: list[Entry], health: list[HealthItem]
 ) -> RunMeta:
     if ignored:
-        listed = ", ".join(Path(file).name for file, _ in ignored[:10]) + (", ..." if len(ignored) > 10 else "")
-        health.append(HealthItem("ignored_files", f"{len(ignored)} files are no traces and were ignored: {listed}"))
+        health.append(HealthItem("ignored_files", _listing(ignored)))
     unsaid = [entry for entry in entries if entry["facts"]["rank"] is None]
     if format == "kineto" and unsaid and len(entries) > 1:
         listed = ", ".join(f"{entry['file']} = {entry['rank']}" for entry in unsaid[:4])
@@ -101,6 +104,20 @@ def _describe(
         places = ", ".join(f"rank {entry['rank']}: {entry['facts']['place']}" for entry in entries[:8])
         health.append(HealthItem("rank_from_device", f"ranks are counted over the devices ({places})"))
     return meta_from_ranks(name, entries, "imported")
+
+
+def _listing(ignored: list[tuple[str, str]]) -> str:
+    """What was ignored and why, the same reason said once: `2 files are no traces and were ignored: a, b (it is empty)`."""
+    names: dict[str, list[str]] = {}
+    for file, why in ignored:
+        names.setdefault(why, []).append(Path(file).name)
+    listed = [
+        f"{', '.join(files[:MOST_LISTED])}{', ...' if len(files) > MOST_LISTED else ''} ({why})"
+        for why, files in names.items()
+    ]
+    more = "; ..." if len(listed) > MOST_LISTED else ""
+    what = "1 file is no trace and was" if len(ignored) == 1 else f"{len(ignored)} files are no traces and were"
+    return f"{what} ignored: {'; '.join(listed[:MOST_LISTED])}{more}"
 
 
 def _expanded(paths: list[str]) -> list[str]:

@@ -6,6 +6,9 @@ can still be had is handed out, and `cut` says afterwards that the end was missi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +20,18 @@ GZIP_MAGIC = b"\x1f\x8b"
 READ_SIZE = 1 << 20
 _DAMAGED: Any = isal_zlib.error  # the type of an exception, which its stubs do not say
 _GZIP = 31  # window bits: gzip container
+
+_watcher: ContextVar[Callable[[int], None] | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(read_on: Callable[[int], None]) -> Iterator[None]:
+    """Within this block, tell `read_on` how many bytes every file that is opened has just read (progress)."""
+    token = _watcher.set(read_on)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 class ByteSource:
@@ -37,8 +52,8 @@ class ByteSource:
         self.consumed = 0
         self.produced = 0
         self._pending = b""  # uncompressed, not handed out yet
-        self._input = self._file.read(READ_SIZE)
-        self.consumed = len(self._input)
+        self._told = _watcher.get()
+        self._input = self._more()
         self._gzip = self._input[:2] == GZIP_MAGIC
         self._member: Any = isal_zlib.decompressobj(_GZIP) if self._gzip else None
 
@@ -99,6 +114,8 @@ class ByteSource:
     def _more(self) -> bytes:
         data = self._file.read(READ_SIZE)
         self.consumed += len(data)
+        if self._told is not None and data:
+            self._told(len(data))
         return data
 
 

@@ -60,7 +60,7 @@ class Builder:
         """
         manifest = {"store_version": STORE_VERSION, "build": self.build, **manifest}
         (self.path / MANIFEST_FILE).write_text(json.dumps(manifest, allow_nan=False), encoding="utf-8")
-        self.path.chmod(0o777 & ~_umask())
+        self.path.chmod(0o777 & ~umask())
         old = Path(f"{self.place}.old-{self.build}")
         for _ in range(10):
             try:
@@ -78,7 +78,8 @@ class Builder:
         raise StepscopeError(f"{self.place} keeps being replaced by another process: try again")
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permissions that this process takes off what it makes."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

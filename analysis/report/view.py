@@ -12,7 +12,7 @@ from stepscope.analysis.causes.findings import LEAST_TERM
 from stepscope.analysis.causes.pipeline import stage_of
 from stepscope.analysis.causes.stragglers import NEGLIGIBLE, Straggler
 from stepscope.analysis.causes.summary import counted_rows, overlap_of, step_key
-from stepscope.analysis.records import TERMS
+from stepscope.analysis.records import TERMS, Health
 from stepscope.analysis.report.model import Report
 
 PARTS = ("compute", "forward", "backward", "weight_grad", "recompute", "optimizer", "other", *TERMS[1:])
@@ -83,15 +83,20 @@ class Bar:
 
 def health_line(report: Report) -> str:
     """The first line of every report: what touches the figures, or that nothing does."""
-    touching = [item for item in report.health.items if item.touches or item.broken]
-    remarks = len(report.health.items) - len(touching)
+    return health_words(report.health)
+
+
+def health_words(health: Health) -> str:
+    """Health in one line."""
+    touching = [item for item in health.items if item.touches or item.broken]
+    remarks = len(health.items) - len(touching)
     more = f" ({remarks} remark{'s' if remarks != 1 else ''})" if remarks else ""
-    if report.health.status == "ok":
+    if health.status == "ok":
         return f"health ok: nothing touches the figures{more}"
     touched = sorted({name for item in touching for name in item.touches})
     names = f": touches {', '.join(touched)}" if touched else ""
     count = f"{len(touching)} thing{'s' if len(touching) != 1 else ''}"
-    return f"health {report.health.status}, {count}{names}{more}"
+    return f"health {health.status}, {count}{names}{more}"
 
 
 def scope(report: Report) -> str:

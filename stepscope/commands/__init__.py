@@ -1,13 +1,15 @@
 """The `stepscope` command: one module a command, imported when that command is asked for.
 
-`commands/NAME.py` holds the typer function `NAME`; nothing else needs registering. A command module imports only the
-standard library, typer, rich and its neighbours at the top (tests/test_cli.py holds it to that): torch, pandas, pyarrow
-and dash come in inside the function, so that every `--help` answers at once.
+`commands/NAME.py` holds the typer function `NAME` (`import_`, where Python keeps the word to itself); nothing else needs
+registering. A command module imports only the standard library, typer, rich and its neighbours at the top
+(tests/test_cli.py holds it to that): torch, pandas, pyarrow and dash come in inside the function, so that every `--help`
+answers at once.
 """
 
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import stepscope
 
-COMMANDS = ("run", "analyze", "compare", "dashboard", "env")
+COMMANDS = ("run", "schedule", "analyze", "compare", "doctor", "import", "dashboard", "env")
 """In the order in which help lists them; one that this installation lacks is left out."""
 
 DEFAULT_COMMAND = "analyze"
@@ -48,14 +50,20 @@ def as_command(name: str, function: Callable[..., object]) -> Any:
     return typer.main.get_command(single)
 
 
+def _in_python(name: str) -> str:
+    """What the command's module and function are called."""
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
 def installed(name: str) -> bool:
     """Whether this installation has the command `name`."""
-    return name in COMMANDS and find_spec(f"{__name__}.{name}") is not None
+    return name in COMMANDS and find_spec(f"{__name__}.{_in_python(name)}") is not None
 
 
 def load(name: str) -> Any:
     """The click command of `commands/NAME.py`."""
-    return as_command(name, getattr(importlib.import_module(f"{__name__}.{name}"), name))
+    module = importlib.import_module(f"{__name__}.{_in_python(name)}")
+    return as_command(name, getattr(module, _in_python(name)))
 
 
 class LazyGroup(TyperGroup):
@@ -87,8 +95,8 @@ def root(
     Record a run with `stepscope run`, read it with `stepscope analyze RUN` (or just `stepscope RUN`), put two side by
     side with `stepscope compare A B`. Each command explains itself: `stepscope COMMAND --help`.
 
-    Exit status: 0 done; 1 could not; 2 wrong usage; 3 done, but the health report touches figures (analyze);
-    130 interrupted. Set STEPSCOPE_DEBUG=1 to see the traceback behind an error, NO_COLOR=1 for plain output.
+    Exit status: 0 done; 1 could not; 2 wrong usage; 3 done, but the health report touches figures (analyze,
+    doctor, import); 130 interrupted. Set STEPSCOPE_DEBUG=1 to see the traceback behind an error, NO_COLOR=1 for plain output.
     """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.commands.console import Quiet, console, say_next
+from stepscope.commands.progress import reading
 from stepscope.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH",
+        help="A run directory, or the traces of one run: files, directories, globs, URLs.",
+        show_default=False,
+    ),
+]
+"""What one run is read from."""
 
 JsonFile = Annotated[
     str | None,
@@ -32,10 +44,7 @@ def write_text(target: str | Path, text: str) -> None:
 
 
 def analyze(
-    path: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run directory, or a trace file of another program.", show_default=False),
-    ],
+    paths: Paths,
     json_file: JsonFile = None,
     html_file: Annotated[
         Path | None,
@@ -61,12 +70,16 @@ def analyze(
         stepscope analyze runs/a --html report.html
 
         stepscope analyze runs/a --json - | jq .summary
+
+        stepscope analyze traces/rank-*.json.gz
     """
     from stepscope.analysis.ingest import open_run
     from stepscope.analysis.report import analyze as report_on
     from stepscope.analysis.report import dumps
 
-    report = report_on(open_run(path), peak_flops=None if peak_tflops is None else peak_tflops * 1e12)
+    with reading(quiet) as progress:
+        run = open_run(paths, progress)
+    report = report_on(run, peak_flops=None if peak_tflops is None else peak_tflops * 1e12)
     if json_file is not None:
         write_text(json_file, dumps(report.to_json()))
     if html_file is not None:
@@ -77,7 +90,7 @@ def analyze(
         from stepscope.analysis.report.terminal import print_report
 
         show(lambda out: print_report(report, out))
-        say_next(*_next(path, html_file), quiet=quiet)
+        say_next(*_next(paths, html_file), quiet=quiet)
     return ExitCode.OK if report.health.status == "ok" else ExitCode.TOUCHED
 
 
@@ -92,7 +105,10 @@ def show(printing: Callable[[Console], None]) -> None:
     sys.stdout.write(captured.get())
 
 
-def _next(path: str, html_file: Path | None) -> list[str]:
+def _next(paths: list[str], html_file: Path | None) -> list[str]:
     """What a person would type after this."""
-    page = [] if html_file is not None else [f"stepscope analyze {path} --html report.html"]
-    return [f"stepscope compare {path} OTHER", f"stepscope dashboard {path}", *page]
+    given = shlex.join(paths)
+    page = [] if html_file is not None else [f"stepscope analyze {given} --html report.html"]
+    if len(paths) > 1:
+        return [*page, f"stepscope import {given} --out RUN"]
+    return [f"stepscope compare {given} OTHER", f"stepscope dashboard {given}", *page]

@@ -1,0 +1,32 @@
+"""Which reader is asked: a run directory of ours, or traces of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest.build import Plan
+from stepscope.analysis.ingest.foreign import plan_foreign
+from stepscope.analysis.ingest.runs import is_run_directory, plan_run
+
+
+def as_paths(path: str | Path | Sequence[str | Path]) -> list[str]:
+    """One path or several, as a list."""
+    paths = [str(path)] if isinstance(path, str | Path) else [str(one) for one in path]
+    if not paths:
+        raise StepscopeError("no path is given: name a run directory or traces")
+    return paths
+
+
+def plan_of(paths: list[str], rules: str | Path | None) -> Plan:
+    """How to read what `paths` name. StepscopeError when that is no run, or more than one."""
+    directories = [path for path in paths if "://" not in path and is_run_directory(Path(path).expanduser())]
+    if directories and len(paths) > 1:
+        raise StepscopeError(
+            f"{directories[0]} is a whole run: read one run at a time, or see what differs with "
+            f"`stepscope compare {' '.join(paths[:2])}`"
+        )
+    if directories:
+        return plan_run(Path(directories[0]).expanduser())
+    return plan_foreign(paths, str(rules) if rules is not None else None)
