@@ -34,7 +34,7 @@ def tokens_per_step(meta: RunMeta) -> int | None:
 
 
 def matmul_parameters(model: dict[str, Any]) -> int | None:
-    """Parameters that multiply every token: projections, feed-forward (active experts only) and output head.
+    """Parameters that multiply every token: projections, feed-forward (router and active experts only) and output head.
 
     The embedding table is looked up, not multiplied, and does not count; biases and norms are left out.
     """
@@ -44,8 +44,13 @@ def matmul_parameters(model: dict[str, Any]) -> int | None:
     layers, hidden, heads, kv_heads, ffn, vocab = (int(model[name]) for name in needed)
     attention = 2 * hidden * hidden + 2 * hidden * (hidden // heads) * kv_heads
     matrices = 3 if model.get("activation", "swiglu") == "swiglu" else 2
-    experts = int(model.get("experts_per_token") or model.get("top_k") or 1) if model.get("experts") else 1
-    return layers * (attention + experts * matrices * hidden * ffn) + vocab * hidden
+    dense = matrices * hidden * ffn
+    if not model.get("experts"):
+        return layers * (attention + dense) + vocab * hidden
+    active = int(model.get("experts_per_token") or model.get("top_k") or 1)
+    mixture = hidden * (active * matrices * int(model.get("expert_ffn") or ffn) + int(model["experts"]))
+    first = int(model.get("dense_layers") or 0)
+    return layers * attention + first * dense + (layers - first) * mixture + vocab * hidden
 
 
 def flops_per_token(model: dict[str, Any]) -> int | None:

@@ -39,6 +39,9 @@ def test_parameters_that_multiply() -> None:
     # a layer: q and o 8x8 each, k and v 8x4 each, three matrices of 8x16; then the head 32x8
     assert matmul_parameters(MODEL) == 2 * (2 * 64 + 2 * 32 + 3 * 128) + 256
     assert matmul_parameters({**MODEL, "activation": "gelu"}) == 2 * (2 * 64 + 2 * 32 + 2 * 128) + 256
+    # a mixture: the router 4x8, and two of four experts of 8x6; the first layer has none
+    mixture = {**MODEL, "experts": 4, "experts_per_token": 2, "expert_ffn": 6, "dense_layers": 1}
+    assert matmul_parameters(mixture) == 2 * (2 * 64 + 2 * 32) + 3 * 128 + (32 + 2 * 3 * 48) + 256
     # 6 per parameter, and causal attention: 6 L H S
     assert flops_per_token(MODEL) == 6 * 1408 + 6 * 2 * 8 * 10
 
