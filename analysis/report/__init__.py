@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
+from stepscope.analysis.causes.alpha_beta import alpha_beta
 from stepscope.analysis.causes.classes import ahead_at, operation_classes, picture
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.findings import Ground, findings
@@ -76,6 +77,7 @@ def analyze(
         collectives_of=partial(collectives, decomposition),
         stragglers=late,
         findings=findings(ground),
+        alpha_beta=alpha_beta(parts, mean.steps),
         classes=classes,
         picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),
         picture_step=typical,

@@ -10,6 +10,7 @@ from stepscope.analysis import units
 from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.records import TERMS
 from stepscope.analysis.report import svg
+from stepscope.analysis.report.details import details
 from stepscope.analysis.report.model import Report
 from stepscope.analysis.report.view import (
     COMPUTE_PARTS,
@@ -54,6 +55,7 @@ def to_html(report: Report) -> str:
             _pipeline(report),
             _stragglers(report),
             _overlap(report),
+            *_details(report),
             _ledger(report),
             _definitions(),
             _footer(report),
@@ -247,6 +249,18 @@ def _overlap(report: Report) -> str:
     shares = [f"{name.replace('_', ' ')}|{DEFINITIONS[name]}" for name in ("overlap_efficiency", "comm_overlap")]
     body = table(["axis", "collective", "stream", *shares], rows, numbers_from=3, style="narrow")
     return _section("Overlap of communication with compute", scope(report), body)
+
+
+def _details(report: Report) -> list[str]:
+    return [
+        _section(
+            one.title,
+            one.of,
+            table(one.heads, one.rows[:MOST_LEDGER_ROWS], numbers_from=one.numbers_from, style="narrow")
+            + (f'<p class="meta">{text(one.note)}</p>' if one.note else ""),
+        )
+        for one in details(report)
+    ]
 
 
 def _ledger(report: Report) -> str:

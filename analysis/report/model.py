@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from stepscope.analysis.causes.alpha_beta import FIT_COLUMNS, OUTLIER_COLUMNS, AlphaBeta
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.stragglers import Straggler
 from stepscope.analysis.causes.summary import MEAN_COLUMNS, Means, overlap_of, written
@@ -65,6 +66,7 @@ class Report:
     collectives_of: Callable[[], pd.DataFrame] = field(repr=False)  # COLLECTIVE_FIELDS; made when first asked for
     stragglers: tuple[Straggler, ...]  # dearest first
     findings: tuple[Finding, ...]  # dearest first, at most five
+    alpha_beta: AlphaBeta
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
     picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
     picture_step: int | str | None = None
@@ -99,6 +101,10 @@ class Report:
             "pipeline": plain(self.pipeline.to_json()),
             "stragglers": [plain(asdict(straggler)) for straggler in self.stragglers],
             "findings": [plain(asdict(finding)) for finding in self.findings],
+            "alpha_beta": {
+                "fits": records_of(self.alpha_beta.fits, FIT_COLUMNS),
+                "outliers": records_of(self.alpha_beta.outliers, OUTLIER_COLUMNS),
+            },
         }
 
     def _run(self) -> dict[str, Any]:

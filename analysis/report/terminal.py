@@ -14,6 +14,7 @@ from rich.text import Text
 
 from stepscope.analysis import units
 from stepscope.analysis.records import TERMS
+from stepscope.analysis.report.details import Detail, details
 from stepscope.analysis.report.model import Report
 from stepscope.analysis.report.view import (
     LABELS,
@@ -55,6 +56,7 @@ FILL = {"bubble": "▒", "imbalance": "▓", "idle": "·"}
 MOST_HEALTH = 6
 MOST_ROWS = 32
 MOST_STRAGGLERS = 8
+MOST_DETAILS = 6
 WIDE = 100
 """From this width on a bar stands beside the numbers of each rank."""
 
@@ -86,6 +88,8 @@ def blocks(report: Report, width: int) -> Iterator[RenderableType]:
         yield from _section("Pipeline", _pipeline(report))
     if overlap_rows(report):
         yield from _section("Overlap of communication with compute", _overlap(report))
+    for detail in details(report):
+        yield from _section(detail.title, _detail(detail))
     if report.stragglers:
         yield from _section("Stragglers, dearest first", _stragglers(report))
     yield from _section("Findings", _findings(report))
@@ -207,6 +211,20 @@ def _overlap(report: Report) -> RenderableType:
     for row in overlap_rows(report)[:MOST_ROWS]:
         table.add_row(*(Text(clean(cell, 24)) for cell in row))
     return table
+
+
+def _detail(detail: Detail) -> RenderableType:
+    """The head of a table: the page and the JSON have all of it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    heads, rows = detail.narrow()
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place >= detail.numbers_from else "left")
+    for row in rows[:MOST_DETAILS]:
+        table.add_row(*(Text(clean(cell, 60)) for cell in row))
+    rest = len(detail.rows) - MOST_DETAILS
+    notes = [f"and {rest} more (--html shows all, --json has them)"] if rest > 0 else []
+    notes += [detail.note] if detail.note else []
+    return Group(table, *(Text(clean(note), style="dim") for note in notes))
 
 
 def _stragglers(report: Report) -> RenderableType:

@@ -1,0 +1,87 @@
+"""The tables behind the figures, as text: made once, shown short on a terminal and whole on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from stepscope.analysis import units
+from stepscope.analysis.report.model import Report
+
+
+@dataclass(frozen=True)
+class Detail:
+    """One table: what it is, its heads (`name|definition`), its rows from the most important on, and a remark."""
+
+    title: str
+    of: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers_from: int = 1  # columns from here on are numbers
+    note: str = ""
+    page_only: Sequence[str] = ()  # heads of the columns that a terminal has no room for
+
+    def narrow(self) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows without the columns of the page only."""
+        kept = [i for i, head in enumerate(self.heads) if head.partition("|")[0] not in self.page_only]
+        return [self.heads[i].partition("|")[0] for i in kept], [[row[i] for i in kept] for row in self.rows]
+
+
+def details(report: Report) -> list[Detail]:
+    """Those tables that the run has anything for."""
+    made = (_alpha_beta(report),)
+    return [one for one in made if one is not None and one.rows]
+
+
+def word(value: object) -> str:
+    """A text cell; a dash for an empty one."""
+    return str(value) or units.DASH
+
+
+def _interval(low: str, high: str) -> str:
+    return units.DASH if low == units.DASH else f"{low} to {high}"
+
+
+def _slope(value: float) -> str:
+    return units.DASH if units.undefined(value) else units.significant(value, 3)
+
+
+def _fitted(row: pd.Series) -> list[str]:
+    """The cells that a fit gives: alpha, slope, their intervals, bandwidths, crossover, bound."""
+    achieved = _slope(row["achieved_gb_per_s"])
+    if row["status"] != "fitted":
+        return [units.DASH] * 5 + [achieved, units.DASH, str(row["status"])]
+    alpha = _interval(*(units.duration(row[f"alpha_{end}_ns"]) for end in ("low", "high")))
+    slope = _interval(*(_slope(row[f"slope_{end}_us_per_mb"]) for end in ("low", "high")))
+    middle = [units.duration(row["alpha_ns"]), alpha, _slope(row["slope_us_per_mb"]), slope]
+    return [*middle, _slope(row["bus_gb_per_s"]), achieved, units.size(row["crossover_bytes"]), str(row["bound"])]
+
+
+def _alpha_beta(report: Report) -> Detail | None:
+    fits = report.alpha_beta.fits
+    heads = (
+        *("group", "collective", "number|In counted steps.", "size|Median message."),
+        *("alpha|What an operation costs before its first byte.", "alpha, 95 %"),
+        *("µs/MB|What each megabyte adds: the slope.", "µs/MB, 95 %"),
+        "bus GB/s|Bandwidth of the slope, times what nccl-tests multiplies it by.",
+        "achieved GB/s|Median of bytes / time of the operations as they were: the algorithm bandwidth.",
+        "crossover|Size at which latency and bytes cost the same.",
+        "bound by|Of the median message.",
+        "outliers|Left out of the fit.",
+    )
+    rows = [
+        [
+            word(row["group"]),
+            word(row["collective"].replace("_", "-")),
+            str(row["operations"]),
+            units.size(row["median_bytes"]),
+            *_fitted(row),
+            str(row["outliers"]),
+        ]
+        for _, row in fits.iterrows()
+    ]
+    of = "T = alpha + beta × bytes, on the last arriver's own duration (no wait in it). Longest in all first."
+    hidden = ("alpha, 95 %", "µs/MB, 95 %", "achieved GB/s", "crossover")
+    return Detail("What a communication costs", of, heads, rows, 2, page_only=hidden)
