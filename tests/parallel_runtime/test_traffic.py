@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from equality import TRAIN
 
-from stepscope.parallel_runtime.causes import InjectedCauses
-from stepscope.parallel_runtime.compose import Configuration, build, streams_of
+from stepscope.parallel_runtime.compose import Configuration
 from stepscope.parallel_runtime.config import CP_LAYOUTS, CP_MODES, ModelConfig, ParallelConfig, check
-from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.dry import operations_of_step
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.messages import sent
 from stepscope.parallel_runtime.traffic import Row, step_traffic
-from stepscope.parallel_runtime.train import train_step
-from stepscope.tracer.recorder import Recorder
+from stepscope.parallel_runtime.traffic_table import LAYOUTS, lines, page
 
 P = ParallelConfig
 MODEL = ModelConfig(layers=3, hidden=32, heads=8, kv_heads=4, ffn=24, vocab=32, seq=16, ffn_bias=True)
@@ -29,11 +28,7 @@ CLIPPED = replace(SINGLE, clip=1.0)
 def recorded(model, parallel, train, rank):
     """Rows of a step on tensors without data."""
     check(model, parallel, train)
-    device, recorder = Device.named("dry"), Recorder(rank)
-    comm = device.comm(Mesh.of(parallel), rank, recorder, streams_of(model, parallel, train))
-    program = build(Configuration(model, parallel, train), comm, device)
-    train_step(program, 0, InjectedCauses(train, rank, device, recorder))
-    rows = [row for row in recorder.operations() if row.kind == "comm"]
+    rows = [row for row in operations_of_step(Configuration(model, parallel, train), rank) if row.kind == "comm"]
     assert all(row.axis == "_".join(axes_that_differ(Mesh.of(parallel), row.ranks)) for row in rows)
     return Counter(Row(row.axis, row.strategy, row.collective, row.phase, row.bytes) for row in rows)
 
@@ -43,7 +38,28 @@ def axes_that_differ(mesh, ranks):
     return [axis for axis in ("pp", "dp", "cp", "tp") if len({each[axis] for each in where}) > 1]
 
 
+ZB = {"schedule": "zb-h1"}
+INTERLEAVED = {"schedule": "interleaved", "chunks": 2}
+FOUR = replace(MODEL, layers=4)
+EVEN = replace(CLIPPED, microbatches=4)
+
 CASES = {
+    "pp2 interleaved, dp2": (FOUR, P(pp=2, dp=2, bucket_mb=0.01, **INTERLEAVED), EVEN),
+    "pp2 interleaved tied, tp2 sp": (replace(FOUR, tied=True), P(pp=2, tp=2, sp=True, **INTERLEAVED), EVEN),
+    "pp2 interleaved, cp2, full recomputation": (FOUR, P(pp=2, cp=2, recompute="full", **INTERLEAVED), EVEN),
+    "pp2 interleaved, zero1 dp2": (FOUR, P(pp=2, dp=2, zero=1, **INTERLEAVED), EVEN),
+    "pp2 interleaved, zero2 dp2, two copies": (FOUR, P(pp=2, dp=4, zero=2, replicate=2, **INTERLEAVED), EVEN),
+    "pp2 interleaved, zero3 dp2": (FOUR, P(pp=2, dp=2, zero=3, **INTERLEAVED), EVEN),
+    "pp2 interleaved, zero3 dp2, no reshard": (FOUR, P(pp=2, dp=2, zero=3, reshard=False, **INTERLEAVED), EVEN),
+    "pp2 zb-h1, dp2": (TIED, P(pp=2, dp=2, bucket_mb=0.01, **ZB), EVEN),
+    "pp3 zb-h1, dp2 without overlap": (TIED, P(pp=3, dp=2, bucket_mb=0.01, overlap=False, **ZB), EVEN),
+    "pp2 zb-h1, tp2": (TIED, P(pp=2, tp=2, **ZB), EVEN),
+    "pp2 zb-h1, tp2 sp, full recomputation": (TIED, P(pp=2, tp=2, sp=True, recompute="full", **ZB), EVEN),
+    "pp2 zb-h1, cp2, selective recomputation": (TIED, P(pp=2, cp=2, recompute="selective", **ZB), EVEN),
+    "pp2 zb-h1, zero1 dp2": (TIED, P(pp=2, dp=2, zero=1, **ZB), EVEN),
+    "pp2 zb-h1, zero2 dp4, two copies": (TIED, P(pp=2, dp=4, zero=2, replicate=2, **ZB), EVEN),
+    "pp2 zb-h1, zero3 dp2": (TIED, P(pp=2, dp=2, zero=3, **ZB), EVEN),
+    "pp2 zb-h1, zero3 dp2, no reshard": (TIED, P(pp=2, dp=2, zero=3, reshard=False, **ZB), EVEN),
     "one rank": (MODEL, P(), SINGLE),
     "dp4": (MODEL, P(dp=4, bucket_mb=0.01), CLIPPED),
     "dp2 without overlap": (MODEL, P(dp=2, bucket_mb=0.01, overlap=False), SINGLE),
@@ -107,3 +123,17 @@ def test_bytes_sent_by_hand():
     assert sent("all_reduce", 100, 3) == Fraction(400, 3)
     with pytest.raises(ValueError, match="broadcast"):
         sent("broadcast", 100, 4)
+
+
+def test_the_page_is_what_the_command_writes():
+    """`python -m stepscope.parallel_runtime.traffic_table docs/strategies/traffic.md` writes it anew."""
+    written = Path(__file__).parents[2] / "docs" / "strategies" / "traffic.md"
+    assert written.read_text(encoding="utf-8") == page()
+
+
+def test_padding_by_hand():
+    """Three ranks fill a unit up to a multiple of three: less than three float32 a unit and message."""
+    for line in lines("dp3, zero 3"):
+        assert (line.strategy == "zero3") == (line.padding_bytes > 0)
+        assert line.padding_bytes <= 8 * line.operations
+    assert all(line.padding_bytes == 0 for name in LAYOUTS if name != "dp3, zero 3" for line in lines(name))
