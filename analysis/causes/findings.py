@@ -17,6 +17,7 @@ from stepscope.analysis import units
 from stepscope.analysis.causes.blame import Blame, Wait
 from stepscope.analysis.causes.classes import UNSPLIT
 from stepscope.analysis.causes.pipeline import Pipeline
+from stepscope.analysis.causes.reasons import basis
 from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, peers_of
 from stepscope.analysis.causes.summary import Means, counted_rows
 from stepscope.analysis.records import Finding, Health
@@ -122,6 +123,9 @@ ADVICE = {
     "slower compute": "compare its compute rows with its peers' (clocks, thermals, a shared host, more work on its shard)",
     "late host": "look at what its host does in the gaps: data loading, garbage collection, logging, a blocking call",
     "slower communication": "compare its transfers with its peers': link, placement, message sizes",
+    "data loading": "prepare its batches ahead: more loader workers, prefetching, a faster store",
+    "garbage collection": "collect garbage on all ranks at the same step (gc.disable(), then gc.collect() every so many steps)",
+    "expert load": "balance the experts: auxiliary loss or bias, a capacity, or the busy experts on different ranks",
     "memory copies": "look at its copies: pinned memory, offloading, a copy that the others do not make",
 }
 
@@ -166,7 +170,7 @@ def _why(ground: Ground, one: Straggler) -> str:
         return ""
     rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
     peers = peers_of(one.rank, ground.means.ranks, ground.stage_of)
-    columns = [name for name in comparable(one.rank, peers, ground.stage_of) if CAUSES[name] == one.cause]
+    columns = [name for name in comparable(one.rank, peers, ground.stage_of) if CAUSES[name] == basis(one.cause)]
     ledger = Excess(rows)
     excess, column = max((ledger.of(one.rank, peers, name), name) for name in columns)
     phase = ""

@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.blame import Blame
+from stepscope.analysis.causes.patterns import pattern
+from stepscope.analysis.causes.reasons import Reasons
 from stepscope.analysis.causes.summary import counted_rows
 
 CAUSES = {
@@ -39,6 +41,7 @@ class Straggler:
     last_arrivals: int
     cost_ns_per_step: int
     cause: str | None
+    pattern: str | None = None  # patterns.PATTERNS
 
 
 def stragglers(
@@ -47,12 +50,13 @@ def stragglers(
     blame: Blame,
     last_arrivals: Mapping[int, int],
     group_of: Callable[[int], Hashable],
+    reasons: Reasons | None = None,
 ) -> tuple[Straggler, ...]:
     """Every rank that was last somewhere or made others wait, dearest first.
 
     `starts`: rank, step, start_ns (when each step began, common clock). `last_arrivals`: rank -> number of matched
     communications in counted steps that it was last in. `group_of`: ranks with the same work (those of one pipeline
-    stage) share a value: they are each other's peers.
+    stage) share a value: they are each other's peers. `reasons` tells what stands behind a cause, where rows say it.
     """
     rows = counted_rows(ledger).merge(starts, on=["rank", "step"], how="left")
     steps = list(dict.fromkeys(rows["step"]))
@@ -63,10 +67,15 @@ def stragglers(
         cost = round(sum(blame.cost_of(rank, step) for step in steps) / len(steps))
         last = last_arrivals.get(rank, 0)
         if cost or last:
-            wait = sum(blame.longest_wait_for(rank, step) for step in steps) / len(steps)
-            matters = wait >= NEGLIGIBLE * mean_step
-            cause = cause_of(excess, rank, peers_of(rank, ranks, group_of), wait, group_of) if matters else None
-            found.append(Straggler(rank, last, cost, cause))
+            waits = [blame.longest_wait_for(rank, step) for step in steps]
+            wait, peers, cause = sum(waits) / len(steps), peers_of(rank, ranks, group_of), None
+            if wait >= NEGLIGIBLE * mean_step:
+                cause = cause_of(excess, rank, peers, wait, group_of)
+            if cause is not None and reasons is not None:
+                column = dearest_column(excess, rank, peers, group_of)
+                more, share = excess.of(rank, peers, column), excess.share(rank, peers, column)
+                cause = reasons.refine(cause, rank, peers, steps, more, share)
+            found.append(Straggler(rank, last, cost, cause, pattern(waits, mean_step)))
     return tuple(sorted(found, key=lambda one: (-one.cost_ns_per_step, -one.last_arrivals, one.rank)))
 
 
@@ -94,14 +103,29 @@ class Excess:
 
     def of(self, rank: int, peers: Sequence[int], column: str) -> float:
         """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns; 0 without peers."""
-        if column not in self._tables:
-            by_step = self._rows.groupby(["step", "rank"], sort=False)[column].sum()
-            self._tables[column] = by_step.unstack("rank")
-        table = self._tables[column]
+        table = self._table(column)
         if not peers or rank not in table:
             return 0.0
         others = np.nanmedian(table[list(peers)].to_numpy(float), axis=1)
         return float(np.nanmean(table[rank].to_numpy(float) - others))
+
+    def share(self, rank: int, peers: Sequence[int], column: str) -> float:
+        """`of` as a share of the mean of the peers' medians; infinite where these are 0."""
+        others = np.nanmedian(self._table(column)[list(peers)].to_numpy(float), axis=1)
+        usual = float(np.nanmean(others))
+        return self.of(rank, peers, column) / usual if usual > 0 else float("inf")
+
+    def _table(self, column: str) -> pd.DataFrame:
+        """Steps x ranks."""
+        if column not in self._tables:
+            by_step = self._rows.groupby(["step", "rank"], sort=False)[column].sum()
+            self._tables[column] = by_step.unstack("rank")
+        return self._tables[column]
+
+
+def dearest_column(excess: Excess, rank: int, peers: Sequence[int], group_of: Callable[[int], Hashable]) -> str:
+    """The column of CAUSES in which `rank` exceeds its peers most."""
+    return max(comparable(rank, peers, group_of), key=lambda column: excess.of(rank, peers, column))
 
 
 def cause_of(
@@ -110,6 +134,5 @@ def cause_of(
     """Where `rank` exceeds its peers most; None where nothing explains the `wait_ns` that others wait for it."""
     if wait_ns <= 0 or not peers:
         return None
-    amounts = {column: excess.of(rank, peers, column) for column in comparable(rank, peers, group_of)}
-    largest = max(amounts, key=lambda column: amounts[column])
-    return CAUSES[largest] if amounts[largest] >= LEAST_SHARE * wait_ns else None
+    largest = dearest_column(excess, rank, peers, group_of)
+    return CAUSES[largest] if excess.of(rank, peers, largest) >= LEAST_SHARE * wait_ns else None

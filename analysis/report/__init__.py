@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,9 @@ from stepscope.analysis.causes.alpha_beta import alpha_beta
 from stepscope.analysis.causes.classes import ahead_at, operation_classes, picture
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.findings import Ground, findings
+from stepscope.analysis.causes.patterns import straggler_groups
 from stepscope.analysis.causes.pipeline import actions, pipeline
+from stepscope.analysis.causes.reasons import Reasons
 from stepscope.analysis.causes.stragglers import stragglers
 from stepscope.analysis.causes.summary import Means, means
 from stepscope.analysis.causes.throughput import throughput
@@ -22,7 +25,7 @@ from stepscope.analysis.ledger.decompose import Decomposition, decompose
 from stepscope.analysis.ledger.overlap import overlap
 from stepscope.analysis.report.model import COLLECTIVE_FIELDS, Report, dumps
 from stepscope.analysis.run import Run
-from stepscope.tracer.schema import KINDS, code_of
+from stepscope.tracer.schema import KINDS, RunMeta, code_of
 
 __all__ = ["Report", "analyze", "dumps"]
 
@@ -45,7 +48,8 @@ def analyze(
     rows = actions(run, decomposition.windows)
     blame, waits = blame_of(run, decomposition, rows)
     stages, starts = stages_of(run, decomposition), step_starts(decomposition)
-    late = stragglers(ledger, starts, blame, last_arrivals(decomposition), stages.__getitem__)
+    reasons = Reasons(run, decomposition)
+    late = stragglers(ledger, starts, blame, last_arrivals(decomposition), stages.__getitem__, reasons)
     flow = pipeline(run.meta, ledger, rows)
     classes = operation_classes(run, decomposition)
     parts = _stepped(decomposition)
@@ -76,6 +80,9 @@ def analyze(
         overlap=overlap(run, decomposition),
         collectives_of=partial(collectives, decomposition),
         stragglers=late,
+        straggler_groups=straggler_groups(
+            late, blame, mean.ranks, mean.steps, float(mean.step_ns or 0), places(run.meta, stages)
+        ),
         findings=findings(ground),
         alpha_beta=alpha_beta(parts, mean.steps),
         classes=classes,
@@ -127,6 +134,12 @@ def _collective(columns: dict[str, list[Any]], low: int, high: int) -> dict[str,
 def _known(value: int) -> int | None:
     """None for the -1 that stands for missing."""
     return int(value) if value >= 0 else None
+
+
+def places(meta: RunMeta, stages: Mapping[int, int]) -> dict[str, dict[int, str]]:
+    """Where ranks are: `host` and `stage`, rank -> name, of the ranks for which it is known."""
+    hosts = {rank: host for rank, host in enumerate(meta.hosts) if host}
+    return {"host": hosts, "stage": {rank: str(stage) for rank, stage in stages.items() if stage >= 0}}
 
 
 def _stepped(decomposition: Decomposition) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from stepscope.analysis.report.view import (
     Bar,
     evidence,
     findings_note,
+    group_lines,
     headline,
     health_line,
     mean_bar,
@@ -226,11 +227,18 @@ def _pipeline(report: Report) -> str:
 def _stragglers(report: Report) -> str:
     if not report.stragglers:
         return ""
-    heads = ["rank", "cause", f"made others wait, a step|{DEFINITIONS['cost']}", "last to arrive"]
+    heads = [
+        "rank",
+        "cause",
+        f"pattern|{DEFINITIONS['pattern']}",
+        f"made others wait, a step|{DEFINITIONS['cost']}",
+        "last to arrive",
+    ]
     rows = [
         [
             rank_label(report, s.rank),
             s.cause or units.DASH,
+            s.pattern or units.DASH,
             units.duration(s.cost_ns_per_step),
             f"{s.last_arrivals} times",
         ]
@@ -238,7 +246,8 @@ def _stragglers(report: Report) -> str:
     ]
     rest = len(report.stragglers) - len(rows)
     note = f'<p class="meta">{rest} more, each of them nearly free, are in the JSON report.</p>' if rest else ""
-    drawn = table(heads, rows, numbers_from=2, style="narrow") if rows else ""
+    drawn = table(heads, rows, numbers_from=3, style="narrow") if rows else ""
+    drawn += "".join(f'<p class="meta">{text(line)}</p>' for line in group_lines(report)[:MOST_BARS]) if rows else ""
     return _section("Stragglers", "Dearest first; exposed waits only.", drawn + note)
 
 

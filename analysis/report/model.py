@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.alpha_beta import FIT_COLUMNS, OUTLIER_COLUMNS, AlphaBeta
+from stepscope.analysis.causes.patterns import StragglerGroup
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.stragglers import Straggler
 from stepscope.analysis.causes.summary import MEAN_COLUMNS, Means, overlap_of, written
@@ -72,6 +73,7 @@ class Report:
     picture_step: int | str | None = None
     names: frozenset[str] = frozenset()  # names of device operations
     path: Path | None = None
+    straggler_groups: tuple[StragglerGroup, ...] = ()  # by host and by stage, dearest first
 
     @staticmethod
     def no_picture() -> pd.DataFrame:
@@ -100,6 +102,7 @@ class Report:
             "collectives": records_of(self.collectives, COLLECTIVE_FIELDS),
             "pipeline": plain(self.pipeline.to_json()),
             "stragglers": [plain(asdict(straggler)) for straggler in self.stragglers],
+            "straggler_groups": [plain(asdict(group)) for group in self.straggler_groups],
             "findings": [plain(asdict(finding)) for finding in self.findings],
             "alpha_beta": {
                 "fits": records_of(self.alpha_beta.fits, FIT_COLUMNS),

@@ -23,6 +23,7 @@ from stepscope.analysis.report.view import (
     Bar,
     evidence,
     findings_note,
+    group_lines,
     headline,
     health_line,
     mean_bar,
@@ -233,13 +234,16 @@ def _stragglers(report: Report) -> RenderableType:
     table.add_column("made others wait, a step", justify="right")
     table.add_column("last to arrive", justify="right")
     table.add_column("cause")
+    table.add_column("pattern")
     worth = notable(report)
     for one in worth[:MOST_STRAGGLERS]:
         cost = units.duration(one.cost_ns_per_step)
-        table.add_row(rank_label(report, one.rank), cost, f"{one.last_arrivals} times", Text(one.cause or units.DASH))
+        words = (Text(one.cause or units.DASH), Text(one.pattern or units.DASH))
+        table.add_row(rank_label(report, one.rank), cost, f"{one.last_arrivals} times", *words)
     rest = len(report.stragglers) - min(len(worth), MOST_STRAGGLERS)
     note = Text(f"{rest} more rank{'s' if rest != 1 else ''} cost next to nothing or less (--json)", style="dim")
-    return Group(*([table] if worth else []), *([note] if rest else []))
+    groups = [Text(clean(line)) for line in group_lines(report)[:MOST_STRAGGLERS]] if worth else []
+    return Group(*([table] if worth else []), *([note] if rest else []), *groups)
 
 
 def _findings(report: Report) -> RenderableType:

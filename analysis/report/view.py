@@ -58,6 +58,7 @@ DEFINITIONS = {
     "unsplit": "The part of visible communication that could not be split; no finding rests on it.",
     "of_step": "Share of the step that is bubble.",
     "of_work": "Bubble divided by the compute time of the microbatches.",
+    "pattern": "Over the steps: persistent, drifting (rising or falling), one-off, or occasional.",
     "cost": "Exposed time that this rank made the others wait, summed over them, per step.",
 }
 
@@ -234,6 +235,20 @@ def notable(report: Report) -> list[Straggler]:
     """Stragglers that cost enough to look at (stragglers.NEGLIGIBLE of the step), dearest first."""
     least = NEGLIGIBLE * float(report.means.step_ns or 0)
     return [one for one in report.stragglers if one.cost_ns_per_step > least]
+
+
+def group_lines(report: Report) -> list[str]:
+    """`stage 1 (ranks 2–3): 6 ms a step, slower compute, persistent; rank 2 alone 4 ms`, those that cost enough."""
+    least = NEGLIGIBLE * float(report.means.step_ns or 0)
+    lines = []
+    for one in report.straggler_groups:
+        if one.cost_ns_per_step <= least:
+            continue
+        words = [units.duration(one.cost_ns_per_step) + " a step", *filter(None, (one.cause, one.pattern))]
+        alone = f"; rank {one.dearest_rank} alone {units.duration(one.dearest_cost_ns_per_step)}"
+        of = f"{one.by} {one.name} (rank{'s' if len(one.ranks) > 1 else ''} {spans(one.ranks)})"
+        lines.append(f"{of}: {', '.join(words)}{alone if len(one.ranks) > 1 else ''}")
+    return lines
 
 
 def overlap_rows(report: Report) -> list[tuple[str, ...]]:

@@ -125,6 +125,7 @@ def _stragglers(report: Report, loaded: LoadedRun) -> list[Any]:
             units.duration(one.cost_ns_per_step),
             str(one.last_arrivals),
             one.cause or units.DASH,
+            one.pattern or units.DASH,
         ]
         for one in report.stragglers
     ]
@@ -133,6 +134,7 @@ def _stragglers(report: Report, loaded: LoadedRun) -> list[Any]:
         parts.defined("Cost a step", view.DEFINITIONS["cost"]),
         parts.defined("Last arrivals", "Matched communications of whole steps to which this rank came last."),
         "Cause",
+        parts.defined("Pattern", view.DEFINITIONS["pattern"]),
     ]
     body = parts.table(head, rows, numeric=(1, 2)) if rows else html.P("No rank made another wait.", className="ss-of")
     return [parts.chart_head("Who made the others wait", f"dearest first · {view.scope(report)}"), body]
