@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import gcd
+from math import gcd, isfinite
 from typing import Any
 
 NORMS = ("rmsnorm", "layernorm")
@@ -28,6 +28,13 @@ OFFLOAD = ("none", "cpu")
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{name} {value} must be at least {least}: take {least}")
+
+
+def _finite(configuration: object) -> None:
+    """No option may be NaN or infinite: comparisons let them pass, and run.json has no words for them."""
+    for name, value in vars(configuration).items():
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{name} {value} must be finite")
 
 
 def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
@@ -170,6 +177,7 @@ class ParallelConfig:
     overlap: bool = True  # reduce a bucket as soon as it is full; off: everything after backward
 
     def __post_init__(self) -> None:
+        _finite(self)
         for name in ("pp", "dp", "cp", "ep", "tp", "chunks"):
             _at_least(name, getattr(self, name), 1)
         for name, what in (("chunks", "interleaving"),):
@@ -248,6 +256,7 @@ class TrainConfig:
     timeout_s: float = 300.0  # a communication that takes longer has failed
 
     def __post_init__(self) -> None:
+        _finite(self)
         for name in ("microbatch_size", "microbatches", "steps"):
             _at_least(name, getattr(self, name), 1)
         _one_of("dtype", self.dtype, DTYPES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +40,15 @@ CAUSES, RUN = "Injected causes", "Run"
 def option(help: str, panel: str, *names: str) -> Any:
     """One option of the command, under its heading."""
     return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Values that a configuration refuses are wrong usage of the command, like those that typer refuses: status 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def run(
@@ -144,49 +155,50 @@ def run(
     """
     from dataclasses import replace
 
-    chosen = preset(preset_name)
-    changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
-    changes |= {"tied": tied or None, "dropout": dropout}
-    changes |= {"experts": experts, "experts_per_token": experts_per_token, "expert_ffn": expert_ffn}
-    changes |= {"dense_layers": dense_layers, "router": router, "balance": balance, "balance_rate": balance_rate}
-    changes |= {"aux_weight": aux_weight, "capacity_factor": capacity_factor, "routing_skew": routing_skew}
-    model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
-    parallel = ParallelConfig(
-        pp=pp,
-        dp=dp,
-        cp=cp,
-        cp_mode=cp_mode,
-        cp_layout=cp_layout,
-        ep=ep,
-        tp=tp,
-        sp=sp,
-        schedule=schedule,
-        bucket_mb=bucket_mb,
-        zero=zero,
-        replicate=replicate,
-        reshard=reshard,
-        prefetch=prefetch,
-        offload=offload,
-        recompute=recompute,
-        overlap=overlap,
-    )
-    train = TrainConfig(
-        microbatch_size=microbatch_size or chosen.microbatch_size,
-        microbatches=microbatches,
-        steps=steps,
-        dtype=dtype,
-        optimizer=optimizer,
-        lr=lr,
-        clip=clip,
-        padding=padding,
-        seed=seed,
-        slow_rank=slow_rank,
-        slow_ms=slow_ms,
-        late_rank=late_rank,
-        late_ms=late_ms,
-        timeout_s=timeout_s,
-    )
-    check(model, parallel, train)
+    with _usage():
+        chosen = preset(preset_name)
+        changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
+        changes |= {"tied": tied or None, "dropout": dropout}
+        changes |= {"experts": experts, "experts_per_token": experts_per_token, "expert_ffn": expert_ffn}
+        changes |= {"dense_layers": dense_layers, "router": router, "balance": balance, "balance_rate": balance_rate}
+        changes |= {"aux_weight": aux_weight, "capacity_factor": capacity_factor, "routing_skew": routing_skew}
+        model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
+        parallel = ParallelConfig(
+            pp=pp,
+            dp=dp,
+            cp=cp,
+            cp_mode=cp_mode,
+            cp_layout=cp_layout,
+            ep=ep,
+            tp=tp,
+            sp=sp,
+            schedule=schedule,
+            bucket_mb=bucket_mb,
+            zero=zero,
+            replicate=replicate,
+            reshard=reshard,
+            prefetch=prefetch,
+            offload=offload,
+            recompute=recompute,
+            overlap=overlap,
+        )
+        train = TrainConfig(
+            microbatch_size=microbatch_size or chosen.microbatch_size,
+            microbatches=microbatches,
+            steps=steps,
+            dtype=dtype,
+            optimizer=optimizer,
+            lr=lr,
+            clip=clip,
+            padding=padding,
+            seed=seed,
+            slow_rank=slow_rank,
+            slow_ms=slow_ms,
+            late_rank=late_rank,
+            late_ms=late_ms,
+            timeout_s=timeout_s,
+        )
+        check(model, parallel, train)
 
     from stepscope.parallel_runtime.compose import Configuration
 

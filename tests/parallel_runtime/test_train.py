@@ -21,6 +21,8 @@ import pytest
 import torch
 from pool import Pool, gloo
 
+from stepscope.__main__ import status_of
+from stepscope.exit_codes import ExitCode
 from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.comm import DryComm
 from stepscope.parallel_runtime.compose import Configuration, build, streams_of
@@ -315,8 +317,20 @@ def test_a_second_run_never_overwrites(recorded: tuple[Path, str]) -> None:
 
 def test_an_illegal_layout_is_refused_at_once() -> None:
     done = subprocess.run(command("--pp", 9, "--no-record"), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.strip() == "Error: pp 9 stages need a layer each, the model has 4: take pp 4"
+    assert done.returncode == ExitCode.USAGE
+    assert "pp 9 stages need a layer each, the model has 4: take pp 4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--dp", "0"), ("--schedule", "foo"), ("--preset", "huge"), ("--lr", "nan"), ("--bucket-mb", "inf")],
+    ids=" ".join,
+)
+def test_a_value_that_makes_no_sense_is_wrong_usage(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["run", "--no-record", *wrong]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert wrong[1] in said.err
 
 
 def test_without_a_record_nothing_is_written(tmp_path: Path) -> None:
