@@ -6,13 +6,14 @@ and what it returns must be picklable for `processes`: pass paths and return sum
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stepscope.analysis.errors import StepscopeError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -62,6 +63,9 @@ def _in_processes(
     workers: int,
     done: Callable[[Item, Result], None] | None,
 ) -> list[Result]:
+    import multiprocessing  # here: opening a store needs neither
+    from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+
     # spawned, not forked: a fork would copy the locks of other threads (pyarrow, a dashboard) in whatever state they are
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context)

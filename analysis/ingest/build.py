@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepscope.analysis.engine import map_ranks
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import store
-from stepscope.analysis.ingest.normalize import RankFile
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.ingest.source import watched
 from stepscope.analysis.records import HealthItem
@@ -44,6 +43,9 @@ class Progress:
     bytes: int
     unit: str = "ranks"  # what `files` counts: ranks where a file is one
 
+
+if TYPE_CHECKING:
+    from stepscope.analysis.ingest.normalize import RankFile
 
 ProgressCall = Callable[[Progress], None]
 

@@ -6,11 +6,8 @@ import os
 import re
 from functools import lru_cache
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import ndtimeline, nsys
+from stepscope.analysis.ingest.formats import SQLITE_MAGIC, TABLE_COLUMNS
 from stepscope.analysis.ingest.source import ByteSource
 
 HEAD_BYTES = 8 << 20
@@ -39,21 +36,39 @@ def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
             head = _more(source, b"", _FIRST_LOOK)
             if not head:
                 return None, source.cut or "it is empty"
-            if head.startswith(nsys.MAGIC):
-                why = nsys.why_not(path) if "://" not in path else "an Nsight Systems export is read from a local copy"
-                return (None, why) if why else ("nsys", "")
+            if head.startswith(SQLITE_MAGIC):
+                return _of_database(path)
             if head.startswith(b"PAR1"):
-                return _of_table(pq.read_schema(path).names) if "://" not in path else (None, "copy the table here")
+                return _of_parquet(path)
             first_line = head.removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
             if first_line[:1] not in (b"{", b"[") and b"optype" in first_line:
                 return _of_table(first_line.decode("utf-8", "replace").strip().split(","))
             return _of_json(source, head)
-    except (StepscopeError, pa.ArrowInvalid) as error:
+    except StepscopeError as error:
+        return None, str(error)
+
+
+def _of_database(path: str) -> tuple[str | None, str]:
+    from stepscope.analysis.ingest import nsys  # brings in sqlite
+
+    why = nsys.why_not(path) if "://" not in path else "an Nsight Systems export is read from a local copy"
+    return (None, why) if why else ("nsys", "")
+
+
+def _of_parquet(path: str) -> tuple[str | None, str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if "://" in path:
+        return None, "copy the table here"
+    try:
+        return _of_table(pq.read_schema(path).names)
+    except pa.ArrowInvalid as error:
         return None, str(error)
 
 
 def _of_table(columns: list[str]) -> tuple[str | None, str]:
-    missing = [name for name in ndtimeline.COLUMNS if name not in columns]
+    missing = [name for name in TABLE_COLUMNS if name not in columns]
     return (None, f"the table has no column {', '.join(missing)}") if missing else ("ndtimeline", "")
 
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import kineto, ndtimeline, nsys, pp_vis
+from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
 from stepscope.analysis.ingest.detect import detect
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.records import HealthItem
 from stepscope.tracer.schema import RunMeta
 
-READERS: dict[str, Callable[[Task], list[Entry]]] = {
-    "kineto": kineto.read_file,
-    "nsys": nsys.read_file,
-    "ndtimeline": ndtimeline.read_file,
-    "pp-vis": pp_vis.read_file,
-}
-"""Format -> reader of one task."""
+READERS = {"kineto": "kineto", "nsys": "nsys", "ndtimeline": "ndtimeline", "pp-vis": "pp_vis"}
+"""Format -> module here whose `read_file` reads one task; imported when a file of the format is read."""
 
 FORMAT_NAMES = {
     "kineto": "PyTorch profiler (Kineto)",
@@ -56,7 +52,7 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
         said = "; ".join(f"{FORMAT_NAMES[format]}: {Path(files[0]).name}" for format, files in found.items())
         raise StepscopeError(f"the files are of several formats ({said}): give those of one run")
     [(format, files)] = found.items()
-    hints = _first_ranks(files) if format == "nsys" else kineto.ranks_of(files, load_rules(rules))
+    hints = _first_ranks(files) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
     identity = _identity(paths)
     sources: dict[str, Any] = {file: _fingerprint(file) for file in files}
     if rules is not None:
@@ -68,13 +64,16 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
 
 def read_file(task: Task) -> list[Entry]:
     """Read one file by its format's reader."""
-    return READERS[task.format](task)
+    read: Callable[[Task], list[Entry]] = import_module(f"{__package__}.{READERS[task.format]}").read_file
+    return read(task)
 
 
 def _first_ranks(files: list[str]) -> dict[str, int]:
     """Of exports with several devices each: the rank of the first device, counted on from file to file."""
+    from stepscope.analysis.ingest import nsys  # brings in sqlite
+
     first, hints = 0, {}
-    for file in sorted(files, key=lambda one: kineto.natural(Path(one).name)):
+    for file in sorted(files, key=lambda one: names_of_files.natural(Path(one).name)):
         hints[file] = first
         first += len(nsys.devices(file))
     return hints
@@ -84,7 +83,7 @@ def _tasks(
     format: str, files: list[str], hints: dict[str, int], rules: str | None, directory: Path, build: str
 ) -> list[Task]:
     if format in WHOLE_JOBS:
-        ordered = sorted(files, key=lambda one: kineto.natural(Path(one).name))
+        ordered = sorted(files, key=lambda one: names_of_files.natural(Path(one).name))
         size = sum(int(_fingerprint(file)[0]) for file in files)
         return [Task(format, ordered[0], None, directory, build, size, rules, tuple(ordered[1:]))]
     return [Task(format, file, hints.get(file), directory, build, int(_fingerprint(file)[0]), rules) for file in files]

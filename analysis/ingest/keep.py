@@ -21,7 +21,6 @@ from stepscope.analysis.ingest.build import ProgressCall, build
 from stepscope.analysis.ingest.plans import as_paths, plan_of
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import RUN_FILE, RunMeta
-from stepscope.tracer.writer import write_meta
 
 KEPT_DIRECTORY = "store"
 
@@ -56,6 +55,8 @@ def keep(
 
     It is whole or absent, also after Ctrl-C. StepscopeError where `out` holds something already.
     """
+    from stepscope.tracer.writer import write_meta  # only where something is kept
+
     out = out.expanduser().absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise StepscopeError(f"{out} is there already: name a directory that is new or empty (--out)")

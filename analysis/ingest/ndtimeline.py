@@ -14,9 +14,8 @@ import pandas as pd
 import pyarrow as pa
 
 from stepscope.analysis.ingest.build import Entry, Task, broken, written
+from stepscope.analysis.ingest.formats import TABLE_COLUMNS as COLUMNS
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
-
-COLUMNS = ("dp_rank", "stage", "step", "optype", "start_ts", "duration")
 
 OPERATIONS = {
     "forward-compute": Kind("compute", "forward"),

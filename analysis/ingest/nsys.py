@@ -14,7 +14,6 @@ from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, writt
 from stepscope.analysis.ingest.normalize import normalize
 from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, Interner, Raw, blank
 
-MAGIC = b"SQLite format 3\0"
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
 _PROCESS = ~0xFFFFFF

@@ -18,7 +18,6 @@ from stepscope.analysis.ingest.build import (
     rules_of,
     written,
 )
-from stepscope.analysis.ingest.normalize import normalize
 from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.records import HealthItem
 from stepscope.tracer.schema import RUN_FILE, RunMeta, rank_file
@@ -61,6 +60,7 @@ def read_rank(task: Task) -> list[Entry]:
     A file that cannot be read as a trace is no error: the entry says `broken` and the run goes on without the rank.
     """
     assert task.rank is not None
+    from stepscope.analysis.ingest.normalize import normalize
     from stepscope.analysis.ingest.reading import read_trace  # numba takes a second, which later opens need not spend
 
     try:

@@ -16,16 +16,19 @@ import time
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.records import Health, HealthItem
 from stepscope.analysis.run import Columns, RankData, Run, empty_columns
 from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, MANIFEST_FILE, STORE_DIRECTORY, Lane, RunMeta
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# pyarrow is imported where columns are read or written: opening a store needs its manifest alone
 
 STORE_VERSION = 1
 """Counted up whenever a reader would fill the columns differently: older stores are rebuilt."""
@@ -139,7 +142,7 @@ def write_rank(directory: Path, build: str, rank: int, data: RankData) -> dict[s
         elif rows:
             arrays[name] = values
     _write(directory / events_file(rank), build, arrays)
-    _write(directory / strings_file(rank), build, {"text": pa.array(data.strings, pa.string())})
+    _write(directory / strings_file(rank), build, {"text": data.strings})
     _write(directory / counters_file(rank), build, data.counters)
     return {
         "rank": rank,
@@ -151,7 +154,15 @@ def write_rank(directory: Path, build: str, rank: int, data: RankData) -> dict[s
 
 
 def _write(path: Path, build: str, arrays: dict[str, Any]) -> None:
-    table = pa.table({name: pa.array(values) for name, values in arrays.items()})
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            name: pa.array(values) if isinstance(values, np.ndarray) else pa.array(values, pa.string())
+            for name, values in arrays.items()
+        }
+    )
     delta = {name: "DELTA_BINARY_PACKED" for name in arrays if name in DELTA_COLUMNS}
     pq.write_table(
         table.replace_schema_metadata({"stepscope_build": build}),
@@ -242,6 +253,9 @@ class _Reader:
         }
 
     def _read(self, file: str, columns: list[str]) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         try:
             with pq.ParquetFile(self._place / file) as parquet:
                 build = (parquet.schema_arrow.metadata or {}).get(b"stepscope_build", b"").decode()

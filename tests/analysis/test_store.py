@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,3 +165,20 @@ def test_processes_that_open_the_same_run_at_once_all_see_it_whole(tmp_path: Pat
         worker.join(60)
     assert counts == [200] * 4
     assert [entry.name for entry in path.glob(".stepscope*")] == [".stepscope"]
+
+
+def test_a_second_open_imports_only_what_it_needs(tmp_path: Path) -> None:
+    """A store is opened by its manifest: no compiler, no frames, no Parquet, no database."""
+    trace = tmp_path / "profile.json.gz"
+    trace.write_bytes(b"".join(members(header(0, 1), usual_steps(0))))
+    open_run(trace)
+    heavy = ("numba", "pandas", "pyarrow", "sqlite3", "multiprocessing", "fsspec")
+    for path in (trace, write_run(tmp_path / "run")):
+        open_run(path)
+        code = (
+            "import sys; from stepscope.analysis.ingest import open_run\n"
+            f"assert open_run({str(path)!r}).ranks\n"
+            f"print([name for name in {heavy!r} if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "[]\n"

@@ -1,0 +1,43 @@
+"""Which rank a trace file is of, as far as its name tells."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stepscope.analysis.ingest.rules import Rules
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_]?(\d+)(?!\d)", re.IGNORECASE)
+_COORDINATE = re.compile(r"(?:^|[^a-z])(pp|dp|cp|ep|tp)[-_]?(\d+)(?!\d)", re.IGNORECASE)
+_OUTERMOST_FIRST = ("pp", "dp", "cp", "ep", "tp")
+
+
+def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
+    """The rank of each file as far as the user or its name tells, else its place in the order of the names.
+
+    A rank that a file itself names comes before all this. Names may carry the rank (`rank-10`, `worker3`) or coordinates
+    (`TP-1-DP-0-PP-0`): then ranks are counted in the order of pp, dp, cp, ep, tp, tp innermost.
+    """
+    names = {file: Path(file).name for file in files}
+    by_user = {file: rank for file, name in names.items() if (rank := rules.rank(name)) is not None}
+    rest = [file for file in files if file not in by_user]
+    by_rank = {file: int(match.group(1)) for file in rest if (match := _RANK_IN_NAME.search(names[file]))}
+    if len(by_rank) == len(rest) and len(set(by_rank.values())) == len(rest):
+        return by_user | by_rank
+    places = {file: _coordinates(names[file]) for file in rest}
+    if all(places.values()) and len(set(places.values())) == len(rest):
+        ordered = sorted(rest, key=lambda file: places[file])
+    else:
+        ordered = sorted(rest, key=lambda file: natural(names[file]))
+    free = (rank for rank in range(len(files) + len(by_user)) if rank not in by_user.values())
+    return by_user | dict(zip(ordered, free, strict=False))
+
+
+def _coordinates(name: str) -> tuple[int, ...]:
+    found = {axis.lower(): int(number) for axis, number in _COORDINATE.findall(name)}
+    return tuple(found.get(axis, 0) for axis in _OUTERMOST_FIRST) if found else ()
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names with numbers by value: `rank-2` before `rank-10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
