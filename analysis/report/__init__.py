@@ -21,6 +21,7 @@ from stepscope.analysis.causes.reasons import Reasons
 from stepscope.analysis.causes.stragglers import stragglers
 from stepscope.analysis.causes.summary import Means, means
 from stepscope.analysis.causes.throughput import throughput
+from stepscope.analysis.causes.volumes import volumes
 from stepscope.analysis.ledger.decompose import Decomposition, decompose
 from stepscope.analysis.ledger.overlap import overlap
 from stepscope.analysis.report.model import COLLECTIVE_FIELDS, Report, dumps
@@ -85,6 +86,7 @@ def analyze(
         ),
         findings=findings(ground),
         alpha_beta=alpha_beta(parts, mean.steps),
+        volumes=volumes(run.meta, parts, mean.ranks, mean.steps),
         classes=classes,
         picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),
         picture_step=typical,

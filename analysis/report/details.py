@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from stepscope.analysis import units
+from stepscope.analysis.causes.volumes import AS_PREDICTED
 from stepscope.analysis.report.model import Report
 
 
@@ -31,7 +32,7 @@ class Detail:
 
 def details(report: Report) -> list[Detail]:
     """Those tables that the run has anything for."""
-    made = (_alpha_beta(report),)
+    made = (_alpha_beta(report), _volumes(report))
     return [one for one in made if one is not None and one.rows]
 
 
@@ -85,3 +86,23 @@ def _alpha_beta(report: Report) -> Detail | None:
     of = "T = alpha + beta × bytes, on the last arriver's own duration (no wait in it). Longest in all first."
     hidden = ("alpha, 95 %", "µs/MB, 95 %", "achieved GB/s", "crossover")
     return Detail("What a communication costs", of, heads, rows, 2, page_only=hidden)
+
+
+def _volumes(report: Report) -> Detail | None:
+    heads = (
+        *("stage", "axis", "strategy", "collective"),
+        *("operations|Of a rank and step.", "theory"),
+        *("sent|Bytes that a rank sends in a step.", "theory "),
+        "difference|Recorded beside what the configuration predicts.",
+    )
+    rows = []
+    frame = report.volumes
+    odd = ~frame["verdict"].isin((AS_PREDICTED, ""))
+    for _, row in pd.concat([frame[odd], frame[~odd]]).iterrows():
+        numbers = [units.count(row[name]) for name in ("operations", "operations_theory")]
+        numbers += [units.size(row[name]) for name in ("sent_bytes", "sent_bytes_theory")]
+        stage = str(row["stage"]) if row["stage"] >= 0 else units.DASH
+        words = [word(str(row[name]).replace("_", "-")) for name in ("axis", "strategy", "collective")]
+        rows.append([stage, *words, *numbers, word(row["verdict"])])
+    of = "Communication of a rank and step beside theory; what differs first. A dash: not predicted, or not recorded."
+    return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"))

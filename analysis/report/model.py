@@ -19,6 +19,7 @@ from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.stragglers import Straggler
 from stepscope.analysis.causes.summary import MEAN_COLUMNS, Means, overlap_of, written
 from stepscope.analysis.causes.throughput import Throughput
+from stepscope.analysis.causes.volumes import VOLUME_COLUMNS
 from stepscope.analysis.records import JSON_SCHEMA_VERSION, LEDGER_COLUMNS, Finding, Health
 from stepscope.tracer.schema import RunMeta
 
@@ -68,6 +69,7 @@ class Report:
     stragglers: tuple[Straggler, ...]  # dearest first
     findings: tuple[Finding, ...]  # dearest first, at most five
     alpha_beta: AlphaBeta
+    volumes: pd.DataFrame  # VOLUME_COLUMNS
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
     picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
     picture_step: int | str | None = None
@@ -108,6 +110,7 @@ class Report:
                 "fits": records_of(self.alpha_beta.fits, FIT_COLUMNS),
                 "outliers": records_of(self.alpha_beta.outliers, OUTLIER_COLUMNS),
             },
+            "volumes": records_of(self.volumes, VOLUME_COLUMNS),
         }
 
     def _run(self) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""Volume audit: operations and bytes of a step, as recorded and as theory predicts them from the configuration.
+
+A wrong count is a bug of the program or of the trace; each difference is named in words. What the run does not say is not
+predicted. Formulas: traffic.py, and definitions.md, Volumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis.causes.pipeline import stage_of
+from stepscope.analysis.causes.setup import Setup
+from stepscope.analysis.causes.traffic import Flow, predicted, sent_share
+from stepscope.tracer.schema import RunMeta
+
+VOLUME_COLUMNS = (
+    *("stage", "axis", "strategy", "collective"),
+    *("operations", "operations_theory", "bytes", "bytes_theory", "sent_bytes", "sent_bytes_theory", "verdict"),
+)
+"""One row a (stage, strategy, collective): means of a rank and step; `axis` as recorded. Unknown is None."""
+
+AS_PREDICTED, NOT_PREDICTED, NONE_RECORDED = "as predicted", "not predicted", "none was recorded"
+
+
+# -- what was recorded -------------------------------------------------------------------------------------------------
+
+
+class Volume(NamedTuple):
+    """Operations, message bytes and bytes sent, of a rank and step; None: unknown."""
+
+    operations: Fraction | None
+    bytes: Fraction | None
+    sent_bytes: Fraction | None
+
+
+def recorded(
+    meta: RunMeta, parts: pd.DataFrame, ranks: Iterable[int], steps: int
+) -> dict[tuple[int, str, str], tuple[str, Volume]]:
+    """(stage, strategy, collective) -> (axes, volume), means over the stage's `ranks` and over `steps` steps.
+
+    `parts`: Matches.parts of those steps and ranks. A strategy that is not known is the empty word.
+    """
+    stages = {rank: stage_of(meta, rank) for rank in ranks}
+    sizes = {group.name: len(group.ranks) for group in meta.groups}
+    found: dict[tuple[int, str, str], tuple[str, Volume]] = {}
+    frame = parts.assign(stage=parts["rank"].map(stages), seen=parts.groupby("match_id")["rank"].transform("size"))
+    for place in sorted(set(stages.values())):
+        share = steps * sum(1 for stage in stages.values() if stage == place)
+        of_stage = frame[frame["stage"] == place]
+        for (strategy, collective), part in of_stage.groupby(["strategy", "collective"], sort=True):
+            sent = _sent(part, str(collective), sizes)
+            known = bool((part["bytes"] >= 0).all())
+            size = Fraction(int(part["bytes"].sum()), share) if known else None
+            volume = Volume(Fraction(len(part), share), size, None if sent is None or not known else sent / share)
+            axes = ", ".join(sorted({str(axis) for axis in part["axis"]} - {""}))
+            found[place, str(strategy), str(collective)] = (axes, volume)
+    return found
+
+
+def _sent(part: pd.DataFrame, collective: str, sizes: Mapping[str, int]) -> Fraction | None:
+    """Bytes sent for operations of one kind; None where their share of the message is not known."""
+    total = Fraction(0)
+    ranks = part["group"].map(sizes).fillna(part["seen"])
+    for number, of_group in part.groupby(ranks.to_numpy(np.int64)):
+        share = sent_share(collective, int(str(number)))
+        if share is None:
+            return None
+        total += share * int(of_group["bytes"].sum())
+    return total
+
+
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+def summed(flows: Iterable[Flow], whole_stage: bool) -> dict[tuple[str, str], Volume]:
+    """(strategy, collective) -> prediction. `whole_stage`: all ranks of the stage were recorded."""
+    found: dict[tuple[str, str], list[Volume]] = {}
+    for flow in flows:
+        known = flow.bytes is not None and (flow.each or whole_stage)
+        size = Fraction(flow.bytes) if known and flow.bytes is not None else None
+        share = sent_share(flow.collective, flow.ranks)
+        number = None if flow.operations is None else Fraction(flow.operations)
+        sent = None if size is None or share is None else size * share
+        found.setdefault((flow.strategy, flow.collective), []).append(Volume(number, size, sent))
+    return {key: Volume(*(_total(column) for column in zip(*rows, strict=True))) for key, rows in found.items()}
+
+
+def _total(column: Iterable[Fraction | None]) -> Fraction | None:
+    values = list(column)
+    known = [value for value in values if value is not None]
+    return sum(known, Fraction(0)) if len(known) == len(values) else None
+
+
+def verdict(measured: Volume | None, theory: Volume | None) -> str:
+    """How the recorded volume differs from the predicted one, in words."""
+    if theory is None:
+        return NOT_PREDICTED
+    if measured is None:
+        return NONE_RECORDED
+    words = []
+    if theory.operations is not None and measured.operations != theory.operations and measured.operations is not None:
+        words.append(f"{_plain(measured.operations)} operations instead of {_plain(theory.operations)}")
+    if theory.bytes is not None and measured.bytes is not None and measured.bytes != theory.bytes:
+        more = measured.bytes - theory.bytes
+        share = f" ({float(abs(more) / theory.bytes):.1%})" if theory.bytes else ""
+        words.append(f"{_plain(abs(more))} bytes {'more' if more > 0 else 'less'} than predicted{share}")
+    told = (theory.operations is not None) or (theory.bytes is not None and measured.bytes is not None)
+    return "; ".join(words) or (AS_PREDICTED if told else "")
+
+
+def _plain(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.1f}"
+
+
+def volumes(meta: RunMeta, parts: pd.DataFrame, ranks: tuple[int, ...], steps: tuple[int | str, ...]) -> pd.DataFrame:
+    """The audit: VOLUME_COLUMNS. `parts`: Matches.parts with `step`; `ranks`, `steps`: those that count."""
+    if not steps:
+        return pd.DataFrame(columns=list(VOLUME_COLUMNS))
+    counted = parts[parts["rank"].isin(ranks) & parts["step"].isin(steps)]
+    measured = recorded(meta, counted, ranks, len(steps))
+    setup = Setup.of(meta)
+    theory = _theory(meta, setup, ranks) if setup is not None else {}
+    rows = []
+    for key in sorted({*measured, *theory}):
+        axis, here = measured.get(key, ("", None))
+        there = theory.get(key)
+        rows.append(
+            {
+                **{"stage": key[0], "strategy": key[1], "collective": key[2]},
+                "axis": axis,
+                "verdict": verdict(here, there) if setup is not None else "",
+                **_columns(here or Volume(Fraction(0), Fraction(0), Fraction(0)), ""),
+                **_columns(there or Volume(None, None, None), "_theory"),
+            }
+        )
+    return pd.DataFrame(rows, columns=list(VOLUME_COLUMNS))
+
+
+def _theory(meta: RunMeta, setup: Setup, ranks: tuple[int, ...]) -> Mapping[tuple[int, str, str], Volume]:
+    found: dict[tuple[int, str, str], Volume] = {}
+    by_stage: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_stage.setdefault(stage_of(meta, rank), []).append(rank)
+    for stage, members in by_stage.items():
+        if stage < 0:
+            continue
+        table = meta.pipeline_table[members[0]] if members[0] < len(meta.pipeline_table) else ()
+        work = [action for action in table if action.phase in ("forward", "backward", "weight_grad")]
+        whole = len(members) == setup.dp * setup.cp * setup.tp
+        for key, volume in summed(predicted(setup, stage, work), whole).items():
+            found[(stage, *key)] = volume
+    return found
+
+
+def _columns(volume: Volume, suffix: str) -> dict[str, float | None]:
+    return {f"{name}{suffix}": None if value is None else float(value) for name, value in volume._asdict().items()}
