@@ -6,7 +6,7 @@ blocked nothing; one that rests on a number which the health report touches says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import median, quantiles
@@ -18,7 +18,7 @@ from stepscope.analysis.causes.blame import Blame, Wait
 from stepscope.analysis.causes.classes import UNSPLIT
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.reasons import basis
-from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, peers_of
+from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
 from stepscope.analysis.causes.summary import Means, counted_rows
 from stepscope.analysis.records import Finding, Health
 from stepscope.tracer.schema import RunMeta
@@ -76,9 +76,9 @@ def findings(ground: Ground) -> tuple[Finding, ...]:
     """The findings of a run, dearest first, at most MOST."""
     if not ground.means.values or ground.step_ns <= 0:
         return ()
-    late = straggler_findings(ground)
+    late = _persistently_late(ground)
     found = [
-        *late,
+        *straggler_findings(ground, late),
         *_turns(ground, late),
         *_bubble(ground),
         *_communication(ground),
@@ -130,18 +130,39 @@ ADVICE = {
 }
 
 
-def straggler_findings(ground: Ground) -> list[Finding]:
-    """One finding for every rank that keeps others waiting in most steps; else, for a wait without equal, its one-off."""
-    ranks, steps = ground.means.ranks, ground.means.steps
+def _waits(ground: Ground, rank: int) -> list[int]:
+    """The longest wait for `rank` in each counted step, ns."""
+    return [ground.blame.longest_wait_for(rank, step) for step in ground.means.steps]
+
+
+def _persistently_late(ground: Ground) -> set[int]:
+    """The ranks that keep others waiting in most steps, for clearly longer than the median rank does."""
+    ranks, found = ground.means.ranks, set()
     costs = sorted([one.cost_ns_per_step for one in ground.stragglers] + [0] * (len(ranks) - len(ground.stragglers)))
     typical = costs[(len(costs) - 1) // 2] if costs else 0
-    waits = {one.rank: [ground.blame.longest_wait_for(one.rank, step) for step in steps] for one in ground.stragglers}
-    every = sorted(wait for line in waits.values() for wait in line)
-    found = []
     for one in ground.stragglers:
-        mine = waits[one.rank]
+        mine = _waits(ground, one.rank)
         usual = quantiles(mine, n=4)[0] if len(mine) > 1 else float(mine[0])
         if usual >= LEAST_SHARE * ground.step_ns and one.cost_ns_per_step >= STANDS_OUT * typical:
+            found.add(one.rank)
+    return found
+
+
+def straggler_findings(ground: Ground, late: Set[int]) -> list[Finding]:
+    """One finding for every rank of `late`, one for a stage that is late as a whole; and one for a wait without equal.
+
+    `late`: the ranks that keep others waiting in most steps; any other can have a one-off.
+    """
+    steps = ground.means.steps
+    waits = {one.rank: _waits(ground, one.rank) for one in ground.stragglers}
+    every = sorted(wait for line in waits.values() for wait in line)
+    stages = _late_stages(ground, late)
+    found = [_late_stage(ground, stage, of) for stage, of in stages.items()]
+    for one in ground.stragglers:
+        mine = waits[one.rank]
+        if ground.stage_of(one.rank) in stages:
+            continue
+        if one.rank in late:
             found.append(_persistent(ground, one, median(mine)))
         elif len(steps) > 1 and max(mine) == every[-1] >= ONE_OFF * ground.step_ns and every[-1] > 3 * every[-2]:
             found.append(_one_off(ground, one, mine))
@@ -164,14 +185,40 @@ def _persistent(ground: Ground, one: Straggler, cost: float) -> Finding:
     return _finding(ground, text, cost, confidence, advice, WAITING, rank=one.rank, **_longest_wait(ground, one.rank))
 
 
+def _late_stages(ground: Ground, late: Set[int]) -> dict[int, list[Straggler]]:
+    """Pipeline stages of two ranks or more that are all late for the same reason -> their ranks, dearest first."""
+    found: dict[int, list[Straggler]] = {}
+    for stage in sorted({ground.stage_of(rank) for rank in late} - {-1}):
+        ranks = [rank for rank in ground.means.ranks if ground.stage_of(rank) == stage]
+        of = [one for one in ground.stragglers if one.rank in ranks]
+        if 1 < len(ranks) < len(ground.means.ranks) and late >= set(ranks) and len({one.cause for one in of}) == 1:
+            found[stage] = of
+    return found
+
+
+def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler]) -> Finding:
+    cost, first = max(median(_waits(ground, one.rank)) for one in of), of[0]
+    ranks = ", ".join(str(one.rank) for one in sorted(of, key=lambda one: one.rank))
+    text = (
+        f"stage {stage} (ranks {ranks}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first)}"
+    )
+    advice = f"give stage {stage} fewer layers, or layers that cost less; if its work is equal, look at its hosts"
+    confidence = ground.sure if first.cause else "medium"
+    return _finding(
+        ground, text, cost, confidence, advice, WAITING, rank=first.rank, **_longest_wait(ground, first.rank)
+    )
+
+
 def _why(ground: Ground, one: Straggler) -> str:
     """`: slower compute, 30 ms more in forward than its peers`."""
     if one.cause is None:
         return ""
     rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
-    peers = peers_of(one.rank, ground.means.ranks, ground.stage_of)
+    ledger, wait = Excess(rows), sum(_waits(ground, one.rank)) / len(ground.means.steps)
+    _, peers = explained(ledger, one.rank, ground.means.ranks, wait, ground.stage_of)
+    outside = ground.stage_of(peers[0]) != ground.stage_of(one.rank) and -1 not in map(ground.stage_of, peers)
+    than = "the other stages" if outside else "its peers"
     columns = [name for name in comparable(one.rank, peers, ground.stage_of) if CAUSES[name] == basis(one.cause)]
-    ledger = Excess(rows)
     excess, column = max((ledger.of(one.rank, peers, name), name) for name in columns)
     phase = ""
     if column == "start_ns":
@@ -186,7 +233,7 @@ def _why(ground: Ground, one: Straggler) -> str:
         }
         most = max(by_phase, key=lambda name: by_phase[name], default="")
         phase = f" in {most.replace('_', ' ')}" if most and most != "other" and by_phase[most] > excess / 2 else ""
-    return f": {one.cause}, {units.duration(excess)} more{phase} than its peers"
+    return f": {one.cause}, {units.duration(excess)} more{phase} than {than}"
 
 
 def _one_off(ground: Ground, one: Straggler, waits: Sequence[int]) -> Finding:
@@ -218,10 +265,9 @@ def _longest_wait(ground: Ground, rank: int, step: int | str | None = None) -> d
     }
 
 
-def _turns(ground: Ground, late: Sequence[Finding]) -> list[Finding]:
+def _turns(ground: Ground, named: Set[int]) -> list[Finding]:
     """Imbalance that no single rank explains."""
     imbalance = ground.mean("imbalance_ns")
-    named = {one.rank for one in late}
     explained = sum(
         counter[rank]
         for step in ground.means.steps
@@ -310,10 +356,9 @@ def _communication_advice(ground: Ground, axis: str, size: float | None) -> str:
     }.get(axis, "hide it under compute, send less, or use a faster link")
 
 
-def _idle(ground: Ground, late: Sequence[Finding]) -> list[Finding]:
+def _idle(ground: Ground, named: Set[int]) -> list[Finding]:
     """Time with nothing in flight, without the ranks that are already named as late."""
     rows = counted_rows(ground.ledger)
-    named = {one.rank for one in late}
     rest = rows[~rows["rank"].isin(named)] if set(rows["rank"]) - named else rows
     cost = float(rest["idle_ns"].mean())
     if cost < LEAST_TERM * ground.step_ns:

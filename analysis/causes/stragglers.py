@@ -70,7 +70,7 @@ def stragglers(
             waits = [blame.longest_wait_for(rank, step) for step in steps]
             wait, peers, cause = sum(waits) / len(steps), peers_of(rank, ranks, group_of), None
             if wait >= NEGLIGIBLE * mean_step:
-                cause = cause_of(excess, rank, peers, wait, group_of)
+                cause, peers = explained(excess, rank, ranks, wait, group_of)
             if cause is not None and reasons is not None:
                 column = dearest_column(excess, rank, peers, group_of)
                 more, share = excess.of(rank, peers, column), excess.share(rank, peers, column)
@@ -83,6 +83,19 @@ def peers_of(rank: int, ranks: Sequence[int], group_of: Callable[[int], Hashable
     """The other ranks with the same work; all other ranks where there is none."""
     others = [other for other in ranks if other != rank]
     return [other for other in others if group_of(other) == group_of(rank)] or others
+
+
+def explained(
+    excess: Excess, rank: int, ranks: Sequence[int], wait_ns: float, group_of: Callable[[int], Hashable]
+) -> tuple[str | None, list[int]]:
+    """(cause, peers that it shows beside): ranks with the same work, else, where a whole stage is slow, all others."""
+    peers = peers_of(rank, ranks, group_of)
+    cause = cause_of(excess, rank, peers, wait_ns, group_of)
+    outside = [other for other in ranks if group_of(other) != group_of(rank)]
+    if cause is None and outside:
+        beside = cause_of(excess, rank, outside, wait_ns, group_of)
+        return (beside, outside) if beside is not None else (None, peers)
+    return cause, peers
 
 
 def comparable(rank: int, peers: Sequence[int], group_of: Callable[[int], Hashable]) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from injected_timelines import with_tokens
 from pipeline_runs import MS, PipelineRun
 from timelines import Timeline
 
@@ -12,8 +11,6 @@ from stepscope.analysis.causes.patterns import pattern
 from stepscope.analysis.causes.reasons import basis
 from stepscope.analysis.report import Report, analyze
 from stepscope.analysis.report.view import group_lines
-from stepscope.analysis.run import Run
-from stepscope.tracer.schema import COUNTER_COLUMNS
 
 STEP = 100  # 2 % of it: 2
 
@@ -122,19 +119,6 @@ def test_a_host_row_that_covers_less_than_half_explains_nothing() -> None:
     assert late_with("gc.collect", (0, 29)).stragglers[0].cause == "late host"
     assert late_with("gc.collect", (0, 30)).stragglers[0].cause == "garbage collection"
     assert late_with("gc.collect", (60, 160)).stragglers[0].cause == "late host"  # beside compute, not in the gap
-
-
-def with_tokens(run: Run, tokens: dict[int, int]) -> Run:
-    """The run with one sample of tokens_per_expert a rank."""
-    import numpy as np
-
-    data = {}
-    for rank in run.ranks:
-        one = run.rank(rank)
-        values = {"time_ns": 0, "name_id": len(one.strings), "key_id": -1, "value": tokens[rank]}
-        counters = {name: np.array([values[name]], dtype) for name, dtype in COUNTER_COLUMNS.items()}
-        data[rank] = replace(one, strings=(*one.strings, "tokens_per_expert"), counters=counters)
-    return Run.from_memory(run.meta, data)
 
 
 @pytest.mark.parametrize(
