@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import socket
 import time
@@ -28,6 +29,8 @@ from stepscope.tracer.clock import Clock, anchor, clock_of_ranks, host_offsets
 from stepscope.tracer.recorder import NullRecorder, Recorder
 from stepscope.tracer.schema import ActionMeta, RunMeta
 from stepscope.tracer.writer import RankWriter, write_meta
+
+_log = logging.getLogger(__name__)
 
 HOUR_NS = 3_600_000_000_000
 
@@ -121,8 +124,16 @@ def run_rank(world: World, directory: str, spec: RunSpec) -> Outcome:
     summaries = [json.loads(text) for text in world.exchange("done", json.dumps(outcome.recorder))]
     if spec.record and world.rank == 0:
         clocks = clock_of_ranks(meta.hosts, offsets)
-        write_meta(path, replace(meta, complete=True, recorder=overall(summaries), clock=clocks))
+        finish(path, replace(meta, complete=True, recorder=overall(summaries), clock=clocks))
     return outcome
+
+
+def finish(path: Path, meta: RunMeta) -> None:
+    """Rewrite run.json at the end of training, which a full disk must not turn into a failure: one warning instead."""
+    try:
+        write_meta(path, meta)
+    except OSError as error:
+        _log.warning("run.json of %s keeps what it said at the start: %s", path, error)
 
 
 def train(program: Program, causes: InjectedCauses, spec: RunSpec) -> tuple[tuple[float, ...], tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
 import json
@@ -29,6 +30,7 @@ from stepscope.parallel_runtime.compose import Configuration, build, streams_of
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.parallel_runtime import train as train_module
 from stepscope.parallel_runtime.train import overall, train_step
 from stepscope.tracer.clock import anchor, host_offsets
 from stepscope.tracer.recorder import NullRecorder, Recorder
@@ -313,6 +315,17 @@ def test_a_second_run_never_overwrites(recorded: tuple[Path, str]) -> None:
     assert "exists already" in done.stderr
     assert "--out" in done.stderr
     assert sorted(path.stat().st_mtime_ns for path in recorded[0].iterdir()) == before
+
+
+def test_a_full_disk_at_the_end_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, meta: RunMeta) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(train_module, "write_meta", full)
+    train_module.finish(tmp_path, RunMeta("id", "a"))
+    assert ["No space left" in record.message for record in caplog.records] == [True]
 
 
 def test_an_illegal_layout_is_refused_at_once() -> None:
