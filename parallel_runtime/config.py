@@ -89,6 +89,7 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
+        _finite(self)
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
             _at_least(name, getattr(self, name), 1)
         _one_of("norm", self.norm, NORMS)

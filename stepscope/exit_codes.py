@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     """Could not: the message says what, where and what to do."""
     USAGE = 2
-    """Wrong usage."""
+    """Wrong usage: an unknown option, a bad value, a layout that cannot be."""
     TOUCHED = 3
     """Done, but the health report touches figures (`analyze`, `import`, `doctor` only)."""
     SLOWER = 4

@@ -183,7 +183,7 @@ def run(
             overlap=overlap,
         )
         train = TrainConfig(
-            microbatch_size=microbatch_size or chosen.microbatch_size,
+            microbatch_size=chosen.microbatch_size if microbatch_size is None else microbatch_size,
             microbatches=microbatches,
             steps=steps,
             dtype=dtype,
@@ -211,6 +211,7 @@ def _start(
 ) -> None:
     """Launch the ranks; claim the directory once for all of them."""
     import os
+    import sys
 
     from stepscope.parallel_runtime.device import Device
     from stepscope.parallel_runtime.failures import RankFailure
@@ -239,9 +240,13 @@ def _start(
             device=device.kind,
             timeout_s=configuration.train.timeout_s,
         )
-    except RankFailure as failure:
-        kept = f"\nWhat was recorded until then: stepscope analyze {claimed[0]}" if claimed else ""
-        raise StepscopeError(f"{failure}{kept}") from failure
+    except (RankFailure, KeyboardInterrupt) as ending:
+        kept = f"What was recorded until then: stepscope analyze {claimed[0]}" if claimed else ""
+        if isinstance(ending, RankFailure):
+            raise StepscopeError(f"{ending}\n{kept}".rstrip()) from ending
+        if kept:
+            print(kept, file=sys.stderr)
+        raise
     if claimed and not quiet:
         print(f"recorded in {claimed[0]}", flush=True)
         say_next(f"stepscope analyze {claimed[0]}")

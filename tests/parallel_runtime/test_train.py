@@ -22,7 +22,7 @@ import pytest
 import torch
 from pool import Pool, gloo
 
-from stepscope.__main__ import status_of
+from stepscope.__main__ import INTERRUPTED, status_of
 from stepscope.exit_codes import ExitCode
 from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.comm import DryComm
@@ -346,6 +346,30 @@ def test_a_value_that_makes_no_sense_is_wrong_usage(wrong: tuple[str, str], caps
     assert wrong[1] in said.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tp", "3"], "tp 3 must divide kv_heads 2: take tp 2"),
+        (["--cp", "3"], "and seq is 64: take seq 66 or cp 2"),
+        (["--zero", "1"], "dp is 1: take dp 2, or zero 0"),
+        (["--dp", "4", "--zero", "3", "--replicate", "3"], "take replicate 2"),
+        (["--preset", "huge"], "take one of tiny, small, tiny-moe"),
+        (["--microbatch-size", "0"], "microbatch_size 0 must be at least 1"),
+        (["--preset", "tiny-moe", "--capacity-factor", "nan"], "capacity_factor nan must be finite"),
+        (["--lr", "nan"], "lr nan must be finite"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_layout_that_cannot_be_is_wrong_usage(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(["run", "--out", str(tmp_path / "a"), *arguments]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_record_nothing_is_written(tmp_path: Path) -> None:
     arguments = command("--no-record", "--steps", 1, "--microbatches", 1, "--quiet")
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
@@ -396,3 +420,19 @@ def test_a_killed_rank_leaves_a_readable_run(tmp_path: Path) -> None:
     assert not RunMeta.from_json((path / RUN_FILE).read_text()).complete
     for rank in range(4):
         assert whole_steps(path / rank_file(rank)) >= 3, rank
+
+
+def test_control_c_names_where_the_steps_are(tmp_path: Path) -> None:
+    path = tmp_path / "interrupted"
+    arguments = command("--dp", 2, "--microbatches", 1, "--layers", 1, "--steps", 100_000, "--out", path)
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step    3"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert errors == f"What was recorded until then: stepscope analyze {path}\nInterrupted.\n"
+    assert not RunMeta.from_json((path / RUN_FILE).read_text()).complete
+    assert min(whole_steps(path / rank_file(rank)) for rank in range(2)) >= 2
