@@ -24,13 +24,13 @@ from pool import Pool, gloo
 
 from stepscope.__main__ import INTERRUPTED, status_of
 from stepscope.exit_codes import ExitCode
+from stepscope.parallel_runtime import train as train_module
 from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.comm import DryComm
 from stepscope.parallel_runtime.compose import Configuration, build, streams_of
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.mesh import Mesh
-from stepscope.parallel_runtime import train as train_module
 from stepscope.parallel_runtime.train import overall, train_step
 from stepscope.tracer.clock import anchor, host_offsets
 from stepscope.tracer.recorder import NullRecorder, Recorder
