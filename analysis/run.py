@@ -6,7 +6,7 @@ from arrays in memory (tests, simulations), and looks the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, Lane, RunMet
 
 Columns = dict[str, np.ndarray]
 """Column name -> array of one length (schema.EVENT_COLUMNS); rows sorted by (lane, start_ns)."""
+
+CACHE_BYTES = 256 << 20
+"""Columns that a run keeps in memory once they are read, over all of its ranks."""
 
 
 @dataclass
@@ -63,14 +66,17 @@ class Run:
         load: Callable[[int, tuple[str, ...] | None], RankData],
         health: Health | None = None,
         path: Path | None = None,
+        load_pieces: Callable[[int, tuple[str, ...]], Iterator[Columns]] | None = None,
     ) -> None:
         """`load(rank, columns)` reads one rank: these event columns, or all of them (None); none of them (an empty
-        tuple) still gives strings, lanes and counters."""
+        tuple) still gives strings, lanes and counters. `load_pieces(rank, columns)`: the same columns some rows at a
+        time, where that takes less memory."""
         self.meta = meta
         self.ranks = sorted(ranks)
         self.health = health if health is not None else Health()
         self.path = path
         self._load = load
+        self._load_pieces = load_pieces
         self._columns: dict[int, Columns] = {}  # event columns read so far
         self._beside: dict[int, RankData] = {}  # strings, lanes, counters
 
@@ -89,12 +95,21 @@ class Run:
         """Some columns of one rank's events, all when none is named (cached, a column at a time)."""
         self._check(rank)
         wanted = names or tuple(EVENT_COLUMNS)
-        have = self._columns.setdefault(rank, {})
+        have = self._columns[rank] = self._columns.pop(rank, {})  # used last: at the end
         missing = tuple(name for name in wanted if name not in have)
         if missing:
             events = self._load(rank, missing).events
             have.update({name: events[name] for name in missing})
+            self._forget_others()
         return {name: have[name] for name in wanted}
+
+    def pieces(self, rank: int, *names: str) -> Iterator[Columns]:
+        """Some columns of one rank's events, consecutive rows at a time, not cached: for whoever needs few of many rows."""
+        self._check(rank)
+        if self._load_pieces is None:
+            yield self.columns(rank, *names)
+        else:
+            yield from self._load_pieces(rank, names)
 
     def part(self, rank: int, *names: str) -> RankData:
         """As `rank`, with these event columns only."""
@@ -117,6 +132,14 @@ class Run:
         """Forget what was read of one rank (bounded memory over many ranks)."""
         self._columns.pop(rank, None)
         self._beside.pop(rank, None)
+
+    def _forget_others(self) -> None:
+        """Forget columns of the ranks that were used longest ago, beyond CACHE_BYTES in all; never the last one's."""
+        total = sum(values.nbytes for columns in self._columns.values() for values in columns.values())
+        for rank in list(self._columns)[:-1]:
+            if total <= CACHE_BYTES:
+                break
+            total -= sum(values.nbytes for values in self._columns.pop(rank).values())
 
     def _side(self, rank: int) -> RankData:
         self._check(rank)

@@ -90,10 +90,13 @@ class Gatherer:
         rows = sum(count for count, _ in self._blocks)
         if not any(name in block for _, block in self._blocks):
             return blank(name, rows)
-        joined = blank(name, rows).copy()
+        parts = [(count, block.pop(name, (None, None))) for count, block in self._blocks]
+        if all(where is None and values is not None for _, (where, values) in parts):
+            return np.concatenate([values for _, (_, values) in parts if values is not None])
+        missing = blank(name, 1)
+        joined = np.full(rows, missing[0], missing.dtype)
         at = 0
-        for count, block in self._blocks:
-            where, values = block.pop(name, (None, None))
+        for count, (where, values) in parts:
             if where is not None:
                 joined[at + where] = values
             elif values is not None:

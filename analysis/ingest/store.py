@@ -14,6 +14,8 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, MANIFEST_FIL
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 # pyarrow is imported where columns are read or written: opening a store needs its manifest alone
 
@@ -210,7 +213,7 @@ def open_store(place: Path, manifest: dict[str, Any], path: Path) -> Run:
     health = Health([HealthItem(**{**item, "touches": tuple(item["touches"])}) for item in manifest["health"]])
     ranks = {entry["rank"]: entry for entry in manifest["ranks"]}
     reader = _Reader(place, manifest["build"], ranks)
-    return Run(meta, ranks, reader.load, health, path)
+    return Run(meta, ranks, reader.load, health, path, reader.pieces)
 
 
 def meta_to_json(meta: RunMeta) -> dict[str, Any]:
@@ -241,6 +244,33 @@ class _Reader:
         counters = {name: table[name].to_numpy() for name in COUNTER_COLUMNS}
         return RankData(events, strings, tuple(Lane(*lane) for lane in entry["lanes"]), counters)
 
+    def pieces(self, rank: int, names: tuple[str, ...]) -> Iterator[Columns]:
+        """Some event columns, ROW_GROUP rows at a time."""
+        import pyarrow as pa
+
+        entry = self._ranks[rank]
+        rows, constants = entry["rows"], entry["constants"]
+        stored = [name for name in names if name not in constants]
+        if not rows or not stored:
+            yield self._events(rank, entry, names)
+            return
+        with self._opened(events_file(rank)) as parquet:
+            batches = parquet.iter_batches(ROW_GROUP, columns=stored, use_threads=False)
+            while True:
+                try:
+                    batch = next(batches, None)
+                except (OSError, pa.ArrowInvalid) as error:
+                    raise self._damaged(events_file(rank)) from error
+                if batch is None:
+                    return
+                count = batch.num_rows
+                yield {
+                    name: np.full(count, constants[name], EVENT_COLUMNS[name])
+                    if name in constants
+                    else batch[name].to_numpy()
+                    for name in names
+                }
+
     def _events(self, rank: int, entry: dict[str, Any], names: tuple[str, ...]) -> Columns:
         rows, constants = entry["rows"], entry["constants"]
         if not rows:
@@ -254,15 +284,32 @@ class _Reader:
 
     def _read(self, file: str, columns: list[str]) -> pa.Table:
         import pyarrow as pa
+
+        with self._opened(file) as parquet:
+            try:
+                return parquet.read(columns=columns)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise self._damaged(file) from error
+
+    @contextmanager
+    def _opened(self, file: str) -> Iterator[pq.ParquetFile]:
+        """A file of this build."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
-            with pq.ParquetFile(self._place / file) as parquet:
-                build = (parquet.schema_arrow.metadata or {}).get(b"stepscope_build", b"").decode()
-                if build == self._build:
-                    return parquet.read(columns=columns)
+            parquet = pq.ParquetFile(self._place / file)
         except (OSError, pa.ArrowInvalid) as error:
-            raise StepscopeError(
-                f"the store {self._place} is incomplete or damaged ({file}): open the run again with --refresh, or delete it"
-            ) from error
-        raise StepscopeError(f"the store {self._place} was rebuilt by another process meanwhile: open the run again")
+            raise self._damaged(file) from error
+        with parquet:
+            build = (parquet.schema_arrow.metadata or {}).get(b"stepscope_build", b"").decode()
+            if build != self._build:
+                raise StepscopeError(
+                    f"the store {self._place} was rebuilt by another process meanwhile: open the run again"
+                )
+            yield parquet
+
+    def _damaged(self, file: str) -> StepscopeError:
+        return StepscopeError(
+            f"the store {self._place} is incomplete or damaged ({file}): open the run again with --refresh, or delete it"
+        )

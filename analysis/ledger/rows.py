@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.run import Columns, RankData, Run
+from stepscope.analysis.run import Columns, Run
 from stepscope.tracer.schema import FLAG_IMPOSSIBLE, FLAG_PARTIAL, KINDS, STEP_ANNOTATION, Lane
 
 COMPUTE, COMM, WAIT, MEMCPY, HOST = (KINDS.index(kind) for kind in ("compute", "comm", "wait", "memcpy", "host"))
@@ -86,49 +86,89 @@ def _looked_up(keys: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndar
 
 
 def rank_rows(run: Run, rank: int) -> RankRows:
-    """Take one rank's rows out of the run."""
-    data = run.part(rank, *EVERY_ROW, *COMM_ROW)
-    events = data.events
-    kind, start, lane = events["kind"], events["start_ns"], events["lane"]
-    end = start + events["dur_ns"]
-    device = np.flatnonzero((kind == COMPUTE) | (kind == COMM) | (kind == MEMCPY))
-    on_host = np.array([one.role == "host" for one in data.lanes] + [False], bool)
-    impossible = (events["flags"][device] & FLAG_IMPOSSIBLE) != 0
+    """Take one rank's rows out of the run, piece by piece: most rows are the host's, and few of those matter."""
+    strings, lanes = run.strings(rank), run.lanes(rank)
+    steps = _step_numbers(strings)
+    pieces: list[_Piece] = []
+    before = 0
+    for events in run.pieces(rank, *EVERY_ROW, *COMM_ROW):
+        pieces.append(_piece(events, before, steps))
+        before += len(events["kind"])
+    device = _joined([piece.device for piece in pieces])
+    on_host = np.array([one.role == "host" for one in lanes] + [False], bool)
+    waits = _joined([piece.waits for piece in pieces])
+    order = np.argsort(waits["start"], kind="stable")
     return RankRows(
         rank=rank,
-        strings=data.strings,
-        lanes=data.lanes,
-        host=bool(on_host[lane[device]].all()) if len(device) else True,
-        device_rows=device,
-        kind=kind[device],
-        lane=lane[device],
-        start=start[device],
-        end=end[device],
-        launch=events["launch_id"][device],
-        impossible=impossible,
-        comm=_communications(events, np.flatnonzero(kind == COMM), end),
-        waits=_waits(events, np.flatnonzero(kind == WAIT), end),
-        steps=_annotations(data, end),
-        calls=_calls(events),
-        stages=_stages(events["stage"][device]),
-        partial=bool((events["flags"] & FLAG_PARTIAL).any()),
+        strings=strings,
+        lanes=lanes,
+        host=bool(on_host[device["lane"]].all()) if len(device["lane"]) else True,
+        device_rows=device["row"],
+        kind=device["kind"],
+        lane=device["lane"],
+        start=device["start"],
+        end=device["end"],
+        launch=device["launch"],
+        impossible=device["impossible"],
+        comm=_joined([piece.comm for piece in pieces]),
+        waits={name: values[order] for name, values in waits.items()},
+        steps=_annotations(_joined([piece.steps for piece in pieces]), steps, lanes),
+        calls=_joined([piece.calls for piece in pieces]),
+        stages=tuple(sorted({stage for piece in pieces for stage in piece.stages})),
+        partial=any(piece.partial for piece in pieces),
     )
 
 
-def _communications(events: Columns, rows: np.ndarray, end: np.ndarray) -> Columns:
-    found = {name: events[name][rows] for name in (*COMM_ROW, "lane", "name_id", "launch_id")}
-    impossible = (events["flags"][rows] & FLAG_IMPOSSIBLE) != 0
-    return found | {"row": rows, "start": events["start_ns"][rows], "end": end[rows], "impossible": impossible}
+@dataclass
+class _Piece:
+    """What matters of consecutive rows; fields as of RankRows."""
+
+    device: Columns
+    comm: Columns
+    waits: Columns
+    steps: Columns
+    calls: Columns
+    stages: tuple[int, ...]
+    partial: bool
 
 
-def _waits(events: Columns, rows: np.ndarray, end: np.ndarray) -> Columns:
-    order = rows[np.argsort(events["start_ns"][rows], kind="stable")]
-    return {"start": events["start_ns"][order], "end": end[order], "op_id": events["op_id"][order]}
+def _piece(events: Columns, before: int, steps: dict[int, int]) -> _Piece:
+    """`before`: rows of the rank in front of these; `steps`: name ids of step annotations."""
+    kind, flags = events["kind"], events["flags"]
+    end = events["start_ns"] + events["dur_ns"]
+    device = np.flatnonzero((kind == COMPUTE) | (kind == COMM) | (kind == MEMCPY))
+    comm, waits = np.flatnonzero(kind == COMM), np.flatnonzero(kind == WAIT)
+    host = kind == HOST
+    calls = np.flatnonzero(host & (events["launch_id"] >= 0))
+    annotations = np.flatnonzero(host & np.isin(events["name_id"], list(steps)))
+    return _Piece(
+        device={
+            "row": device + before,
+            "kind": kind[device],
+            "lane": events["lane"][device],
+            "start": events["start_ns"][device],
+            "end": end[device],
+            "launch": events["launch_id"][device],
+            "impossible": (flags[device] & FLAG_IMPOSSIBLE) != 0,
+        },
+        comm={name: events[name][comm] for name in (*COMM_ROW, "lane", "name_id", "launch_id")}
+        | {
+            "row": comm + before,
+            "start": events["start_ns"][comm],
+            "end": end[comm],
+            "impossible": (flags[comm] & FLAG_IMPOSSIBLE) != 0,
+        },
+        waits={"start": events["start_ns"][waits], "end": end[waits], "op_id": events["op_id"][waits]},
+        steps={"start": events["start_ns"][annotations], "end": end[annotations]}
+        | {name: events[name][annotations] for name in ("name_id", "lane", "flags")},
+        calls={"launch_id": events["launch_id"][calls], "start": events["start_ns"][calls]},
+        stages=_stages(events["stage"][device]),
+        partial=bool((flags & FLAG_PARTIAL).any()),
+    )
 
 
-def _calls(events: Columns) -> Columns:
-    rows = np.flatnonzero((events["kind"] == HOST) & (events["launch_id"] >= 0))
-    return {"launch_id": events["launch_id"][rows], "start": events["start_ns"][rows]}
+def _joined(pieces: list[Columns]) -> Columns:
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _stages(stage: np.ndarray) -> tuple[int, ...]:
@@ -136,22 +176,24 @@ def _stages(stage: np.ndarray) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.bincount(named)).tolist()) if len(named) else ()
 
 
-def _annotations(data: RankData, end: np.ndarray) -> Columns:
-    """Each step's number and extent, by start. A profiler repeats its annotations on device streams: not those."""
-    numbers = {
+def _step_numbers(strings: tuple[str, ...]) -> dict[int, int]:
+    """Name id -> number, of the names of step annotations."""
+    return {
         code: int(text[len(STEP_ANNOTATION) :])
-        for code, text in enumerate(data.strings)
+        for code, text in enumerate(strings)
         if text.startswith(STEP_ANNOTATION) and text[len(STEP_ANNOTATION) :].isdecimal()
     }
-    events = data.events
-    rows = np.flatnonzero((events["kind"] == HOST) & np.isin(events["name_id"], list(numbers)))
-    device = {lane.index for lane in data.lanes if lane.stream >= 0 or lane.name.startswith("stream")}
+
+
+def _annotations(rows: Columns, numbers: dict[int, int], lanes: tuple[Lane, ...]) -> Columns:
+    """Each step's number and extent, by start. A profiler repeats its annotations on device streams: not those."""
+    device = {lane.index for lane in lanes if lane.stream >= 0 or lane.name.startswith("stream")}
     best: dict[int, tuple[Any, ...]] = {}
-    for row in rows.tolist():
-        number = numbers[int(events["name_id"][row])]
-        cut = int(events["flags"][row]) & FLAG_PARTIAL
-        entry = (int(events["lane"][row]) in device, int(events["start_ns"][row]), int(end[row]), cut)
+    columns = (rows[name].tolist() for name in ("name_id", "lane", "start", "end", "flags"))
+    for name, lane, start, end, flags in zip(*columns, strict=True):
+        number = numbers[name]
+        entry = (lane in device, start, end, flags & FLAG_PARTIAL)
         best[number] = min(entry, best.get(number, entry))
     found = sorted((start, stop, number, cut) for number, (_, start, stop, cut) in best.items())
-    columns = np.array(found, np.int64).reshape(-1, 4)
-    return {"number": columns[:, 2], "start": columns[:, 0], "end": columns[:, 1], "partial": columns[:, 3] != 0}
+    table = np.array(found, np.int64).reshape(-1, 4)
+    return {"number": table[:, 2], "start": table[:, 0], "end": table[:, 1], "partial": table[:, 3] != 0}

@@ -182,3 +182,40 @@ def test_a_second_open_imports_only_what_it_needs(tmp_path: Path) -> None:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout == "[]\n"
+
+
+def test_pieces_are_the_columns_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROW_GROUP", 4)
+    run = open_run(write_run(tmp_path / "run"))
+    names = ("start_ns", "kind", "rank", "lane")  # one of them is a constant
+    whole = run.columns(0, *names)
+    pieces = list(run.pieces(0, *names))
+    assert len(pieces) > 1 and {len(piece["kind"]) for piece in pieces[:-1]} == {4}
+    for name in names:
+        np.testing.assert_array_equal(np.concatenate([piece[name] for piece in pieces]), whole[name])
+    [constant] = run.pieces(0, "rank")
+    assert len(constant["rank"]) == len(whole["rank"])
+    in_memory = Run.from_memory(run.meta, {0: run.rank(0)})
+    [piece] = in_memory.pieces(0, "start_ns")
+    np.testing.assert_array_equal(piece["start_ns"], whole["start_ns"])
+    with pytest.raises(KeyError):
+        next(run.pieces(7, "kind"))
+
+
+def test_pieces_of_a_store_that_is_gone_or_damaged_are_refused(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run"))
+    [file] = (tmp_path / "run").rglob(store.events_file(0))
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(StepscopeError, match="incomplete or damaged"):
+        next(run.pieces(0, "start_ns"))
+
+
+def test_a_run_forgets_the_columns_of_ranks_used_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_run(write_run(tmp_path / "run"))
+    size = run.columns(0, "start_ns")["start_ns"].nbytes
+    first, second = run.columns(0, "start_ns"), run.columns(1, "start_ns")
+    assert run.columns(0, "start_ns")["start_ns"] is first["start_ns"], "both are kept while there is room"
+    monkeypatch.setattr("stepscope.analysis.run.CACHE_BYTES", size + 1)
+    run.columns(0, "dur_ns")
+    assert run.columns(0, "start_ns")["start_ns"] is first["start_ns"], "never those of the rank at hand"
+    assert run.columns(1, "start_ns")["start_ns"] is not second["start_ns"]
