@@ -13,6 +13,7 @@ capacity), DeepSeek-AI 2024 (sigmoid scores, loss per sequence), Wang et al. 202
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -71,10 +72,16 @@ class Router(nn.Module):
         config = self.config
         if config.routing_skew is not None:
             plan = (len(scores_TE), config.experts_per_token, config.experts, config.routing_skew)
-            return torch.tensor(planned_choices(*plan), device=scores_TE.device)
+            return planned(*plan).to(scores_TE.device)
         if config.balance == "bias":
             scores_TE = scores_TE + self.offset_E
         return scores_TE.topk(config.experts_per_token, -1).indices
+
+
+@lru_cache(maxsize=16)
+def planned(tokens: int, per_token: int, experts: int, skew: float) -> Tensor:
+    """(T, K): the planned choices, made once, so that following a plan costs a step nothing."""
+    return torch.tensor(planned_choices(tokens, per_token, experts, skew))
 
 
 def counts_of(experts_TK: Tensor, experts: int) -> Tensor:

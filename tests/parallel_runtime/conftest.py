@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from pool import Pool
+
+# Threads of small tensors wait for each other in busy loops: on full cores that is twenty times the CPU time.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

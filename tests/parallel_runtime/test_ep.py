@@ -214,15 +214,29 @@ def test_a_loss_added_in_the_middle():
     assert x.grad.tolist() == [3.5, 4.0]
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1.0), ("float16", 1024.0)])
+def test_the_auxiliary_loss_is_scaled_as_the_models(dtype, scale):
+    """A mean over the 12 sequences of a step; float16 multiplies every gradient."""
+    program = dry(AUX, P(dp=2, ep=2), replace(SINGLE, dtype=dtype), Recorder(0))
+    assert program.chunks[0].layers["1"].feed_forward.loss_scale == pytest.approx(scale / 12)
+
+
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
+DRY = Device.named("dry")
+
+
+def dry(model, parallel, train, recorder):
+    """The program of one rank on tensors without data."""
+    comm = DRY.comm(Mesh.of(parallel), recorder.rank, recorder, streams_of(model, parallel, train))
+    return build(Configuration(model, parallel, train), comm, DRY)
+
+
 def dry_rows(model, parallel, train, rank):
-    """All rows of a step on tensors without data."""
-    device, recorder = Device.named("dry"), Recorder(rank)
-    comm = device.comm(Mesh.of(parallel), rank, recorder, streams_of(model, parallel, train))
-    program = build(Configuration(model, parallel, train), comm, device)
-    train_step(program, 0, InjectedCauses(train, rank, device, recorder))
+    """All rows of a step of it."""
+    recorder = Recorder(rank)
+    train_step(dry(model, parallel, train, recorder), 0, InjectedCauses(train, rank, DRY, recorder))
     return recorder.operations()
 
 
