@@ -30,6 +30,7 @@ from stepscope.tracer.recorder import NullRecorder
 
 STEPS = 3
 TOLERANCE = 1e-12  # of the largest entry of each tensor
+NOTHING = 1e-6  # every gradient of every case has an entry above it
 
 GROUPED = ModelConfig(layers=4, hidden=24, heads=4, kv_heads=2, ffn=36, vocab=30, seq=10)
 CLASSIC = replace(
@@ -152,6 +153,8 @@ def worst_difference(case: Case, ranks: list[list[Step]]) -> float:
         losses = [step.loss for step in steps if step.loss is not None]
         assert len(losses) == mesh.stage_size, "the last stages' ranks report the loss"
         assert wanted.loss is not None
+        least = min(wanted.gradients, key=lambda name: float(wanted.gradients[name].abs().max()))
+        assert wanted.gradients[least].abs().max() > NOTHING, f"{least}: a gradient of nothing shows no mistake"
         worst = max(worst, *(abs(loss - wanted.loss) / abs(wanted.loss) for loss in losses))
         for kind in ("gradients", "parameters"):
             wholes = gathered([getattr(step, kind) for step in steps], mesh)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -266,6 +268,23 @@ def test_reference_shares_only_configuration_initial_values_and_what_is_drawn_or
     }
     shared = ("config", "model.dropout", "model.initial", "model.planned_routing")
     assert imported == {f"stepscope.parallel_runtime.{name}" for name in (*shared, "reference_mixture")}
+
+
+def test_reference_loads_neither_communication_nor_a_strategy():
+    """Also not through what it imports: in a fresh interpreter, by the modules that are there afterwards."""
+    code = (
+        "import sys, stepscope.parallel_runtime.reference\n"
+        "print(*(name for name in sys.modules if name.startswith('stepscope')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    loaded = {name.removeprefix("stepscope.parallel_runtime.") for name in done.stdout.split()}
+    assert "reference" in loaded
+    parts = {name.split(".")[0] for name in loaded}
+    forbidden = {"comm", "comm_gloo", "comm_nccl", "comm_streams", "compose", "grad_sync", "launch", "mesh", "train"}
+    assert not parts & (forbidden | {"dp", "zero", "tp", "sp", "cp", "ep", "pp"})
+    assert {name for name in loaded if name.startswith("model.")} == {
+        f"model.{name}" for name in ("dropout", "initial", "planned_routing")
+    }
 
 
 def test_tiny_learns_in_fifty_steps():
