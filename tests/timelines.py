@@ -20,6 +20,7 @@ from stepscope.analysis.run import RankData, Run, empty_columns, sort_events
 from stepscope.tracer.schema import (
     AXES,
     COLLECTIVES,
+    COUNTER_COLUMNS,
     EVENT_COLUMNS,
     KINDS,
     PHASES,
@@ -54,6 +55,7 @@ class Timeline:
     groups: list[GroupMeta] = field(default_factory=list)
     present: Sequence[int] | None = None  # ranks that were recorded; None: all
     rows: list[dict[str, Any]] = field(default_factory=list)
+    counters: list[tuple[int, int, str, str, int]] = field(default_factory=list)  # rank, time, name, key, value
 
     def row(self, rank: int, kind: str, start: int, end: int, stream: str = "", **columns: Any) -> dict[str, Any]:
         """Any row. `columns`: names of the store's columns, words instead of codes, `group`, `name`, `dtype` as text;
@@ -62,6 +64,10 @@ class Timeline:
         entry = {"rank": rank, "kind": kind, "start": start, "end": end, "stream": stream, **columns}
         self.rows.append(entry)
         return entry
+
+    def counter(self, rank: int, at: int, name: str, value: int, key: str = "value") -> None:
+        """A counter sample."""
+        self.counters.append((rank, at, name, key, value))
 
     def step(self, start: int, end: int, number: int = 0, ranks: Sequence[int] | None = None, **columns: Any) -> None:
         """A step annotation, on all ranks unless told."""
@@ -166,7 +172,14 @@ class Timeline:
                     events[TEXTS[name]][i] = strings.setdefault(value, len(strings))
                 elif name in EVENT_COLUMNS and name not in ("rank", "kind"):
                     events[name][i] = value
-        return RankData(sort_events(events), tuple(strings), lanes)
+        mine = [sample for sample in self.counters if sample[0] == rank]
+        counters = empty_columns(COUNTER_COLUMNS, len(mine))
+        for i, (_, at, name, key, value) in enumerate(mine):
+            counters["time_ns"][i] = at + self.origin
+            counters["name_id"][i] = strings.setdefault(name, len(strings))
+            counters["key_id"][i] = strings.setdefault(key, len(strings))
+            counters["value"][i] = value
+        return RankData(sort_events(events), tuple(strings), lanes, counters)
 
 
 def terms(ledger_row: Any) -> dict[str, int]:

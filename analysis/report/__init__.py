@@ -14,7 +14,9 @@ from stepscope.analysis import intervals
 from stepscope.analysis.causes.alpha_beta import alpha_beta
 from stepscope.analysis.causes.classes import ahead_at, operation_classes, picture
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
+from stepscope.analysis.causes.experts import experts
 from stepscope.analysis.causes.findings import Ground, findings
+from stepscope.analysis.causes.memory import memory
 from stepscope.analysis.causes.patterns import straggler_groups
 from stepscope.analysis.causes.pipeline import actions, pipeline
 from stepscope.analysis.causes.reasons import Reasons
@@ -87,6 +89,8 @@ def analyze(
         findings=findings(ground),
         alpha_beta=alpha_beta(parts, mean.steps),
         volumes=volumes(run.meta, parts, mean.ranks, mean.steps),
+        memory=memory(run, decomposition.windows),
+        experts=experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
         classes=classes,
         picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),
         picture_step=typical,

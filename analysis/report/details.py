@@ -10,6 +10,7 @@ import pandas as pd
 from stepscope.analysis import units
 from stepscope.analysis.causes.volumes import AS_PREDICTED
 from stepscope.analysis.report.model import Report
+from stepscope.analysis.report.view import rank_label
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Detail:
 
 def details(report: Report) -> list[Detail]:
     """Those tables that the run has anything for."""
-    made = (_alpha_beta(report), _volumes(report))
+    made = (_alpha_beta(report), _volumes(report), _memory(report), _experts(report), _loads(report))
     return [one for one in made if one is not None and one.rows]
 
 
@@ -106,3 +107,61 @@ def _volumes(report: Report) -> Detail | None:
         rows.append([stage, *words, *numbers, word(row["verdict"])])
     of = "Communication of a rank and step beside theory; what differs first. A dash: not predicted, or not recorded."
     return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"))
+
+
+def _memory(report: Report) -> Detail | None:
+    """One row a rank: its state, beside theory where they differ, and its largest total."""
+    state, peaks = report.memory.state, report.memory.peaks
+    kinds = list(dict.fromkeys(state["kind"]))
+    heads = ("rank", *kinds, "activations|Largest.", "peak|State on the device and activations.", "in phase", "theory")
+    rows = []
+    for rank, part in state.groupby("rank"):
+        sizes = dict(zip(part["kind"], part["bytes"], strict=True))
+        odd = [
+            f"{row['kind']} {row['verdict']}" for _, row in part.iterrows() if row["verdict"] not in (AS_PREDICTED, "")
+        ]
+        told = "; ".join(odd) or (AS_PREDICTED if (part["verdict"] == AS_PREDICTED).any() else units.DASH)
+        mine = peaks[peaks["rank"] == rank].to_dict("records")
+        most = max(mine, key=lambda row: row["total_bytes"], default=None)
+        numbers = ["activation_bytes", "total_bytes"]
+        held = [units.DASH] * 3 if most is None else [*(units.size(most[n]) for n in numbers), str(most["phase"])]
+        rows.append([rank_label(report, int(str(rank))), *(units.size(sizes.get(kind)) for kind in kinds), *held, told])
+    of = "Bytes recorded on each rank, the largest of all steps, beside what ZeRO's arithmetic says of the state."
+    return Detail("Memory", of, heads, rows, 1)
+
+
+def _experts(report: Report) -> Detail | None:
+    heads = (
+        *("rank", "tokens a step", "of the mean|Beside the ranks of its stage: the largest is the skew."),
+        *("exchanges a step", "transferring", "waiting|For the others, in exchanges."),
+    )
+    rows = [
+        [
+            rank_label(report, int(row["rank"])),
+            units.count(row["tokens_per_step"]),
+            _times(row["relative_load"]),
+            units.count(row["exchanges_per_step"]),
+            *(units.duration(row[f"exchange_{name}_ns_per_step"]) for name in ("transfer", "wait")),
+        ]
+        for _, row in report.experts.ranks.iterrows()
+    ]
+    of = "Tokens that each rank's experts took, busiest first: it decides how long an exchange takes."
+    return Detail("Experts by rank", of, heads, rows)
+
+
+def _loads(report: Report) -> Detail | None:
+    heads = ("layer", "expert", "on ranks", "tokens a step", "of the mean|Beside the layer's experts.")
+    rows = [
+        [
+            *(str(row[name]) for name in ("layer", "expert")),
+            ", ".join(str(rank) for rank in row["ranks"]),
+            units.count(row["tokens_per_step"]),
+            _times(row["relative_load"]),
+        ]
+        for _, row in report.experts.loads.iterrows()
+    ]
+    return Detail("Experts, busiest first", "Tokens that each expert took, over all its copies.", heads, rows, 3)
+
+
+def _times(value: float) -> str:
+    return units.DASH if units.undefined(value) else f"{units.significant(value, 3)} ×"

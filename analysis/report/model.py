@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.alpha_beta import FIT_COLUMNS, OUTLIER_COLUMNS, AlphaBeta
+from stepscope.analysis.causes.experts import LOAD_COLUMNS, RANK_COLUMNS, Experts
+from stepscope.analysis.causes.memory import PEAK_COLUMNS, STATE_COLUMNS, Memory
 from stepscope.analysis.causes.patterns import StragglerGroup
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.stragglers import Straggler
@@ -70,6 +72,8 @@ class Report:
     findings: tuple[Finding, ...]  # dearest first, at most five
     alpha_beta: AlphaBeta
     volumes: pd.DataFrame  # VOLUME_COLUMNS
+    memory: Memory
+    experts: Experts
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
     picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
     picture_step: int | str | None = None
@@ -111,6 +115,14 @@ class Report:
                 "outliers": records_of(self.alpha_beta.outliers, OUTLIER_COLUMNS),
             },
             "volumes": records_of(self.volumes, VOLUME_COLUMNS),
+            "memory": {
+                "state": records_of(self.memory.state, STATE_COLUMNS),
+                "peaks": records_of(self.memory.peaks, PEAK_COLUMNS),
+            },
+            "experts": {
+                "loads": records_of(self.experts.loads, LOAD_COLUMNS),
+                "ranks": records_of(self.experts.ranks, RANK_COLUMNS),
+            },
         }
 
     def _run(self) -> dict[str, Any]:

@@ -120,8 +120,9 @@ def test_numbers_become_plain_and_undefined_becomes_null() -> None:
 def test_the_page_names_every_field() -> None:
     text = PAGE.read_text()
     for section in (
-        *("run", "ledger_row", "summary", "overlap_row", "collective", "pipeline", "straggler", "finding"),
-        *("fit", "outlier", "volume"),
+        *("run", "ledger_row", "summary", "overlap_row", "collective", "pipeline", "straggler"),
+        *("straggler_group", "finding"),
+        *("fit", "outlier", "volume", "memory_state", "memory_peak", "expert_load", "expert_rank"),
     ):
         for name in SCHEMA["$defs"][section]["properties"]:
             assert f"`{name}`" in text or f'"{name}"' in text, f"{PAGE.name} does not explain {name}"

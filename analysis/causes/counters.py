@@ -1,0 +1,41 @@
+"""Counter samples of a run as a frame: each with the step in which it was taken and the phase that ran then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from stepscope.analysis.ledger.steps import Windows
+from stepscope.analysis.run import Run
+
+COLUMNS = ("rank", "step", "time_ns", "name", "key", "value")
+
+
+def samples(run: Run, windows: Mapping[int, Windows], names: Sequence[str]) -> pd.DataFrame:
+    """COLUMNS of the samples of these counters inside the windows of each rank's steps; time in the rank's own clock."""
+    frames = [_of_rank(run, rank, windows[rank], names) for rank in run.ranks if rank in windows]
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
+
+
+def _of_rank(run: Run, rank: int, steps: Windows, names: Sequence[str]) -> pd.DataFrame:
+    counters, strings = run.counters(rank), run.strings(rank)
+    wanted = [code for code, text in enumerate(strings) if text in names]
+    time = counters["time_ns"]
+    at = np.searchsorted(steps.start_ns, time, "right") - 1
+    inside = (at >= 0) & (time < np.append(steps.end_ns, 0)[at])
+    rows = np.flatnonzero(np.isin(counters["name_id"], wanted) & inside)
+    words = np.array([*strings, ""], object)
+    return pd.DataFrame(
+        {
+            "rank": rank,
+            "step": pd.Series([steps.steps[place] for place in at[rows].tolist()], dtype="object"),
+            "time_ns": time[rows],
+            "name": words[counters["name_id"][rows]],
+            "key": words[counters["key_id"][rows]],
+            "value": counters["value"][rows],
+        },
+        columns=list(COLUMNS),
+    )
