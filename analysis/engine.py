@@ -1,14 +1,15 @@
-"""One function over many ranks: in this process, or in several.
+"""One function over many ranks: in this process, in several, or on a Dask cluster.
 
 This is the only place that knows how work is spread, so that another engine needs no change anywhere else. The function
-and what it returns must be picklable for `processes`: pass paths and return summaries, never whole columns.
+and what it returns must be picklable for all but `serial`: pass paths and return summaries, never whole columns. It may
+run twice for one rank (a worker that died, or seemed to): what it writes must be the same, and whole or absent.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.analysis.errors import StepscopeError
 
@@ -19,6 +20,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 ENGINES = ("serial", "processes")
+DASK = "dask"
+"""`dask@ADDRESS`: on the workers of the Dask scheduler at ADDRESS (`tcp://host:8786`)."""
+
+CONNECT_S = 20
+"""How long to look for a scheduler."""
 
 
 def map_ranks(
@@ -32,7 +38,7 @@ def map_ranks(
 
     `done(rank, result)` is called here as soon as a rank is finished (progress), in order of completion. The first
     error ends the whole: a StepscopeError passes through, any other becomes a RuntimeError that names its rank.
-    `workers` defaults to the number of usable processors.
+    `workers` defaults to the number of usable processors; a Dask cluster has those that it has.
     """
     items = list(ranks)
     if engine == "serial":
@@ -49,7 +55,10 @@ def map_ranks(
         return results
     if engine == "processes":
         return _in_processes(fn, items, workers or usable_processors(), done)
-    raise ValueError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
+    name, _, address = engine.partition("@")
+    if name == DASK and address:
+        return _on_dask(fn, items, address, done)
+    raise ValueError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}, or {DASK}@tcp://host:port")
 
 
 def usable_processors() -> int:
@@ -86,6 +95,44 @@ def _in_processes(
         return [future.result() for future in futures]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _on_dask(
+    fn: Callable[[Item], Result],
+    items: list[Item],
+    address: str,
+    done: Callable[[Item, Result], None] | None,
+) -> list[Result]:
+    """One task an item on the cluster's workers, which must see the same files. Dask runs those of a dead worker again."""
+    if not items:
+        return []
+    try:
+        from distributed import Client, as_completed
+    except ImportError as error:
+        raise StepscopeError("engine dask needs Dask: pip install 'stepscope[cluster]'") from error
+    try:
+        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise StepscopeError(f"no Dask scheduler answers at {address}: {error}") from error
+    futures: list[Any] = []
+    try:
+        futures = [client.submit(fn, item, pure=False) for item in items]
+        place = {future.key: index for index, future in enumerate(futures)}
+        results: dict[int, Result] = {}
+        for future in as_completed(futures, loop=client.loop):
+            index = place[future.key]
+            failure = future.exception()
+            if isinstance(failure, StepscopeError):
+                raise failure
+            if failure is not None:
+                raise _named(failure, items[index]) from failure
+            results[index] = future.result()
+            if done is not None:
+                done(items[index], results[index])
+        return [results[index] for index in range(len(items))]
+    finally:
+        client.cancel(futures)
+        client.close()
 
 
 def _named(error: BaseException, item: object) -> RuntimeError:

@@ -166,16 +166,19 @@ def _write(path: Path, build: str, arrays: dict[str, Any]) -> None:
             for name, values in arrays.items()
         }
     )
+    # whole or absent: a rank whose worker died, or seemed to, is written again
+    under_way = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     delta = {name: "DELTA_BINARY_PACKED" for name in arrays if name in DELTA_COLUMNS}
     pq.write_table(
         table.replace_schema_metadata({"stepscope_build": build}),
-        path,
+        under_way,
         row_group_size=ROW_GROUP,
         compression="zstd",
         compression_level=1,
         use_dictionary=[name for name in arrays if name not in delta],
         column_encoding=delta or None,
     )
+    os.replace(under_way, path)
 
 
 def events_file(rank: int) -> str:

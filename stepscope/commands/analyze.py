@@ -27,6 +27,25 @@ Paths = Annotated[
 ]
 """What one run is read from."""
 
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Where a first read runs: serial, processes, dask (with --scheduler). By size unless given.",
+        show_default=False,
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="With --engine dask: its scheduler, tcp://host:port; the workers must see the same files.",
+        show_default=False,
+    ),
+]
+
 JsonFile = Annotated[
     str | None,
     typer.Option(
@@ -43,6 +62,15 @@ def write_text(target: str | Path, text: str) -> None:
         Path(target).write_text(text, encoding="utf-8")
 
 
+def engine_of(engine: str | None, scheduler: str | None) -> str | None:
+    """What `open_run` calls the engine; BadParameter for what is none."""
+    if (engine == "dask") != (scheduler is not None):
+        raise typer.BadParameter("--engine dask and --scheduler tcp://host:port belong together")
+    if engine not in (None, "serial", "processes", "dask"):
+        raise typer.BadParameter(f"there is no engine {engine}: write serial, processes or dask")
+    return f"dask@{scheduler}" if engine == "dask" else engine
+
+
 def analyze(
     paths: Paths,
     json_file: JsonFile = None,
@@ -54,6 +82,8 @@ def analyze(
         float | None,
         typer.Option("--peak-tflops", min=0.0, help="Peak of one device in TFLOP/s, for MFU.", show_default=False),
     ] = None,
+    engine: EngineName = None,
+    scheduler: Scheduler = None,
     quiet: Quiet = False,
 ) -> ExitCode:
     """Say where the time of a run's steps went, who caused it, and what to try.
@@ -73,12 +103,13 @@ def analyze(
 
         stepscope analyze traces/rank-*.json.gz
     """
+    on = engine_of(engine, scheduler)
     from stepscope.analysis.ingest import open_run
     from stepscope.analysis.report import analyze as report_on
     from stepscope.analysis.report import dumps
 
     with reading(quiet) as progress:
-        run = open_run(paths, progress)
+        run = open_run(paths, progress, engine=on)
     report = report_on(run, peak_flops=None if peak_tflops is None else peak_tflops * 1e12)
     if json_file is not None:
         write_text(json_file, dumps(report.to_json()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.commands.analyze import JsonFile, Paths, show, write_text
+from stepscope.commands.analyze import EngineName, JsonFile, Paths, Scheduler, engine_of, show, write_text
 from stepscope.commands.console import Quiet, say_next
 from stepscope.commands.progress import reading
 from stepscope.exit_codes import ExitCode
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 
-def doctor(paths: Paths, json_file: JsonFile = None, quiet: Quiet = False) -> ExitCode:
+def doctor(
+    paths: Paths,
+    json_file: JsonFile = None,
+    engine: EngineName = None,
+    scheduler: Scheduler = None,
+    quiet: Quiet = False,
+) -> ExitCode:
     """Say what is wrong with a run's traces, and which figures that touches: the health report alone, in full.
 
     Reads, matches and decomposes as `stepscope analyze` does, and prints every item with its file and byte offset: what
@@ -27,10 +33,11 @@ def doctor(paths: Paths, json_file: JsonFile = None, quiet: Quiet = False) -> Ex
 
         stepscope doctor traces/ --json - | jq .health.items
     """
+    on = engine_of(engine, scheduler)
     from stepscope.analysis.ingest import open_run
 
     with reading(quiet) as progress:
-        run = open_run(paths, progress)
+        run = open_run(paths, progress, engine=on)
     return examine(run, json_file, quiet)
 
 

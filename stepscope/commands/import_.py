@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.commands.analyze import JsonFile, Paths
+from stepscope.commands.analyze import EngineName, JsonFile, Paths, Scheduler, engine_of
 from stepscope.commands.console import Quiet
 from stepscope.commands.doctor import examine
 from stepscope.commands.progress import reading
@@ -23,6 +23,8 @@ def import_(
         typer.Option("--rules", metavar="FILE", help="Rules of your own (TOML), in front of ours.", show_default=False),
     ] = None,
     json_file: JsonFile = None,
+    engine: EngineName = None,
+    scheduler: Scheduler = None,
     quiet: Quiet = False,
 ) -> ExitCode:
     """Keep the traces of one run as a run directory: columns in place of text.
@@ -38,8 +40,9 @@ def import_(
 
         stepscope import export.sqlite --out runs/nsys --rules my.toml
     """
+    on = engine_of(engine, scheduler)
     from stepscope.analysis.ingest.keep import keep
 
     with reading(quiet) as progress:
-        run = keep(paths, out, progress, rules)
+        run = keep(paths, out, progress, rules, on)
     return examine(run, json_file, quiet, f"stepscope analyze {shlex.quote(str(out))}")
