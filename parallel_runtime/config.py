@@ -313,7 +313,12 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
     _check_context_parallel(model, parallel)
     _check_expert_parallel(model, parallel)
     if parallel.split and sum(parallel.split) != model.layers:
-        raise ValueError(f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}")
+        *others, last = parallel.split
+        left = max(1, model.layers - sum(others))
+        nearest = f"take split {(*others, left)}" if sum(others) + left == model.layers else "leave split out"
+        raise ValueError(
+            f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}: {nearest}"
+        )
     for name in ("slow_rank", "late_rank"):
         rank = getattr(train, name)
         if rank >= parallel.world_size:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LAYOUT, MODEL, EXPERTS, TRAINING = "Layout", "Model", "Mixture of experts", "Training"
 CAUSES, RUN = "Injected causes", "Run"
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def option(help: str, panel: str, *names: str) -> Any:
@@ -156,6 +157,8 @@ def run(
     from dataclasses import replace
 
     with _usage():
+        if device not in DEVICES:
+            raise ValueError(f"device {device!r} is unknown: take one of {', '.join(DEVICES)}")
         chosen = preset(preset_name)
         changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
         changes |= {"tied": tied or None, "dropout": dropout}

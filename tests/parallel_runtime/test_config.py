@@ -105,7 +105,8 @@ def test_illegal_training(arguments: dict, message: str) -> None:
     ("parallel", "train", "message"),
     [
         (ParallelConfig(pp=5), TrainConfig(), "the model has 4: take pp 4"),
-        (ParallelConfig(pp=2, split=(1, 2)), TrainConfig(), "has 3 layers, the model has 4"),
+        (ParallelConfig(pp=2, split=(1, 2)), TrainConfig(), r"has 3 layers, the model has 4: take split \(1, 3\)"),
+        (ParallelConfig(pp=2, split=(5, 2)), TrainConfig(), "has 7 layers, the model has 4: leave split out"),
         (ParallelConfig(dp=2), TrainConfig(slow_rank=2, slow_ms=1.0), "not among the 2 ranks: take 0 to 1"),
         (ParallelConfig(tp=4), TrainConfig(), "tp 4 must divide kv_heads 2: take tp 2"),
         (ParallelConfig(dp=2), TrainConfig(late_rank=7, late_ms=1.0), "late_rank 7 is not among"),
