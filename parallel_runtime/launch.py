@@ -78,6 +78,11 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in TORCHRUN)
 
 
+def ranks_here(world_size: int) -> int:
+    """Ranks of this host: all, unless another launcher says how many of them it started here."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) if under_torchrun() else world_size
+
+
 def launch(
     program: Program,
     prepare: Callable[[], str],

@@ -25,6 +25,7 @@ from stepscope.parallel_runtime.grad_sync import synchronise
 from stepscope.parallel_runtime.launch import World
 from stepscope.parallel_runtime.memory import sample_state
 from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.parallel_runtime.recording import describe_here
 from stepscope.tracer.clock import Clock, anchor, clock_of_ranks, host_offsets
 from stepscope.tracer.recorder import NullRecorder, Recorder
 from stepscope.tracer.schema import ActionMeta, RunMeta
@@ -87,6 +88,11 @@ class RunSpec:
     configuration: Configuration
     record: bool = True
     quiet: bool = False
+    record_ranks: tuple[int, ...] | None = None  # only these record; None: all
+
+    def records(self, rank: int) -> bool:
+        """Whether `rank` writes a file."""
+        return self.record and (self.record_ranks is None or rank in self.record_ranks)
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,12 @@ def run_rank(world: World, directory: str, spec: RunSpec) -> Outcome:
     if spec.record:
         if world.rank == 0:
             write_meta(path, meta)
-        world.exchange("described", "")  # run.json is there before any rank file
-        recorder = Recorder(world.rank, RankWriter(path, world.rank, meta, base_ns), clock, keep_last=False)
+        world.exchange("described", "")  # run.json is there before any rank file ...
+        if world.local_rank == 0:
+            describe_here(path, meta)
+        world.exchange("described here", "")  # ... on every host, also where each has a disk of its own
+        if spec.records(world.rank):
+            recorder = Recorder(world.rank, RankWriter(path, world.rank, meta, base_ns), clock, keep_last=False)
     with recorder:  # closed also when a step fails: its file keeps the whole steps and what there is of the last one
         streams = streams_of(c.model, c.parallel, c.train)
         comm = world.device.comm(mesh, world.rank, recorder, streams, c.train.timeout_s)
@@ -124,7 +134,7 @@ def run_rank(world: World, directory: str, spec: RunSpec) -> Outcome:
     summaries = [json.loads(text) for text in world.exchange("done", json.dumps(outcome.recorder))]
     if spec.record and world.rank == 0:
         clocks = clock_of_ranks(meta.hosts, offsets)
-        finish(path, replace(meta, complete=True, recorder=overall(summaries), clock=clocks))
+        finish(path, replace(meta, complete=True, recorder=meta.recorder | overall(summaries), clock=clocks))
     return outcome
 
 
@@ -206,7 +216,8 @@ def describe(world: World, mesh: Mesh, spec: RunSpec, run_id: str, now_ns: int, 
         parallel=parallel,
         train=train,
         pipeline_table=tuple(tables[where["pp"]] for where in coordinates),
-        recorder={"level": Recorder.level if spec.record else NullRecorder.level},
+        recorder={"level": Recorder.level if spec.record else NullRecorder.level}
+        | ({} if spec.record_ranks is None else {"ranks": list(spec.record_ranks)}),
         versions={
             "stepscope": stepscope.__version__,
             "python": platform.python_version(),
@@ -222,6 +233,7 @@ def device_name(world: World) -> str:
 
 def overall(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """The recorder object of run.json: the worst rank's overhead, all steps that were not written."""
+    summaries = [s for s in summaries if s["level"] != NullRecorder.level] or summaries  # of the ranks that recorded
     overheads = [s["overhead"] for s in summaries if s.get("overhead") is not None]
     shares = [s["writer_share"] for s in summaries if s.get("writer_share") is not None]
     return {

@@ -204,7 +204,7 @@ class RunMeta:
     parallel: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     pipeline_table: tuple[tuple[ActionMeta, ...], ...] = ()  # of each rank
-    recorder: dict[str, Any] = field(default_factory=dict)  # level, overhead, dropped
+    recorder: dict[str, Any] = field(default_factory=dict)  # level, overhead, dropped; ranks, where not all record
     clock: tuple[ClockMeta, ...] = ()  # of each rank
     versions: dict[str, str] = field(default_factory=dict)
 

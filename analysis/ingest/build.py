@@ -250,18 +250,26 @@ def meta_from_ranks(name: str, entries: list[Entry], source: str) -> RunMeta:
 
 
 def missing_ranks(meta: RunMeta, entries: list[Entry]) -> list[HealthItem]:
-    """The ranks of the world that no file is of."""
+    """The ranks of the world that no file is of: those that should have one, and those that were not to record."""
     present = {entry["rank"] for entry in entries}
-    missing = sorted(set(range(meta.world_size)) - present)
-    if not missing:
-        return []
-    listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    text = (
-        f"{len(missing)} of {meta.world_size} ranks have no file ({listed}): the waits of those that communicate with "
-        "them are lower bounds or cannot be split"
-    )
-    touches = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "unsplit_ns", "collectives", "stragglers")
-    return [HealthItem("missing_rank", text, rank=missing[0] if len(missing) == 1 else None, touches=touches)]
+    asked = meta.recorder.get("ranks")
+    wanted = set(range(meta.world_size)) if asked is None else set(asked)
+    items = []
+    for code, what, absent in (
+        ("missing_rank", "have no file", wanted - present),
+        ("unrecorded_rank", "were not recorded, as was asked for", set(range(meta.world_size)) - wanted - present),
+    ):
+        if not absent:
+            continue
+        ranks = sorted(absent)
+        listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        text = (
+            f"{len(ranks)} of {meta.world_size} ranks {what} ({listed}): the waits of those that communicate with "
+            "them are lower bounds or cannot be split"
+        )
+        touches = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "unsplit_ns", "collectives", "stragglers")
+        items.append(HealthItem(code, text, rank=ranks[0] if len(ranks) == 1 else None, touches=touches))
+    return items
 
 
 def fingerprint(file: Path) -> list[int]:

@@ -32,6 +32,7 @@ from stepscope.parallel_runtime.naming import claim, claim_below, run_name
 
 if TYPE_CHECKING:
     from stepscope.parallel_runtime.compose import Configuration
+    from stepscope.parallel_runtime.train import RunSpec
 
 LAYOUT, MODEL, EXPERTS, TRAINING = "Layout", "Model", "Mixture of experts", "Training"
 CAUSES, RUN = "Injected causes", "Run"
@@ -142,6 +143,9 @@ def run(
     out: Annotated[Path | None, option("Run directory; by default runs/, named after the layout.", RUN)] = None,
     device: Annotated[str, option("cpu, cuda, or auto: cuda where each rank can have a GPU.", RUN)] = "auto",
     record: Annotated[bool, option("Record the run, or only train.", RUN, "--record/--no-record")] = True,
+    record_ranks: Annotated[
+        str | None, option("Record only these ranks, such as 0-7,64; run.json says which.", RUN, "--record-ranks")
+    ] = None,
     timeout_s: Annotated[
         float, option("A communication that takes longer has failed.", RUN, "--timeout")
     ] = TrainConfig.timeout_s,
@@ -204,36 +208,38 @@ def run(
         check(model, parallel, train)
 
     from stepscope.parallel_runtime.compose import Configuration
+    from stepscope.parallel_runtime.recording import parse_ranks
+    from stepscope.parallel_runtime.train import RunSpec
 
     name = run_name(preset_name, model, parallel, train)
-    _start(name, Configuration(model, parallel, train), out, device, record, quiet)
+    chosen_ranks = None if record_ranks is None else parse_ranks(record_ranks, parallel.world_size)
+    spec = RunSpec(out.name if out else name, Configuration(model, parallel, train), record, quiet, chosen_ranks)
+    _start(name, spec, out, device)
 
 
-def _start(
-    name: str, configuration: Configuration, out: Path | None, device_name: str, record: bool, quiet: bool
-) -> None:
+def _start(name: str, spec: RunSpec, out: Path | None, device_name: str) -> None:
     """Launch the ranks; claim the directory once for all of them."""
     import os
     import sys
 
     from stepscope.parallel_runtime.device import Device
     from stepscope.parallel_runtime.failures import RankFailure
-    from stepscope.parallel_runtime.launch import launch
-    from stepscope.parallel_runtime.train import RunSpec, run_rank
+    from stepscope.parallel_runtime.launch import launch, ranks_here
+    from stepscope.parallel_runtime.train import run_rank
 
+    configuration, quiet = spec.configuration, spec.quiet
     speaks = not quiet and os.environ.get("RANK", "0") == "0"
-    device = Device.named(device_name, ranks_here=configuration.parallel.world_size)
+    device = Device.named(device_name, ranks_here=ranks_here(configuration.parallel.world_size))
     claimed: list[Path] = []
 
     def prepare() -> str:
-        if not record:
+        if not spec.record:
             return ""
         claimed.append(claim(out) if out else claim_below(Path("runs"), name))
         return str(claimed[0])
 
     if speaks:
         print(describe(name, configuration, device), flush=True)
-    spec = RunSpec(out.name if out else name, configuration, record, quiet)
     try:
         launch(
             run_rank,
