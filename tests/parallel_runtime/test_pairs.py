@@ -1,4 +1,4 @@
-"""What the files of single strategies leave out of the matrix of pairs, and AdamW and float32 once for each strategy.
+"""What the files of single strategies leave out of the matrix of pairs; AdamW, float32, bfloat16 once for each strategy.
 
 The matrix, with the file that holds the rest of it: docs/numerics.md.
 """
@@ -8,9 +8,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from equality import CLASSIC, GROUPED, TIED, TOLERANCE, TRAIN, Case, difference
+import torch
+from equality import (
+    CLASSIC,
+    GROUPED,
+    TIED,
+    TOLERANCE,
+    TRAIN,
+    Case,
+    difference,
+    gathered,
+    on_rank,
+    reference,
+    relative,
+)
 
+from stepscope.parallel_runtime.clip import EPSILON
 from stepscope.parallel_runtime.config import ParallelConfig
+from stepscope.parallel_runtime.mesh import Mesh
 
 P = ParallelConfig
 FEW = replace(TRAIN, microbatches=2)
@@ -70,3 +85,38 @@ def test_float32(pool, strategy):
     """Units in the last place: neither exact nor wrong."""
     worst = difference(pool, Case("float32", EACH[strategy], BIASES, replace(FEW, dtype="float32")))
     assert 1e-8 < worst < 1e-4
+
+
+@pytest.mark.parametrize("strategy", [name for name in EACH if not name.startswith("zero")])
+def test_bfloat16_is_near_one_process_in_full(pool, strategy):
+    """Within units of the last place of the model in float32, as tests/parallel_runtime/test_zero.py has it for ZeRO."""
+    parallel, resolution = EACH[strategy], 2**-8
+    ranks = pool.run(on_rank, Case("bfloat16", parallel, SHORT, replace(FEW, dtype="bfloat16")))
+    ranks = ranks[: parallel.world_size]
+    for number, wanted in enumerate(reference(SHORT, replace(FEW, dtype="float32"), parallel.dp)):
+        losses = [rank[number].loss for rank in ranks if rank[number].loss is not None]
+        assert losses == pytest.approx([wanted.loss] * len(losses), rel=2 * resolution)
+        for name, whole in gathered([rank[number].parameters for rank in ranks], Mesh.of(parallel)):
+            assert whole.dtype == torch.bfloat16
+            assert relative(whole.float(), wanted.parameters[name]) < 4 * resolution, name
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        P(dp=2, tp=2, sp=True, pp=2),
+        P(dp=2, cp=2, tp=2),
+        P(dp=2, tp=2, pp=2, zero=3),
+        P(dp=2, cp=2, tp=2, sp=True, zero=2),
+    ],
+    ids=["dp2 tp2 sp pp2", "dp2 cp2 tp2", "zero3 dp2 tp2 pp2", "zero2 dp2 cp2 tp2 sp"],
+)
+def test_clipping_over_three_axes(eight, parallel):
+    """The norm counts each parameter once over all axes, the tied one too: as if one process had clipped."""
+    train = replace(FEW, clip=0.5, steps=1)
+    (step,) = reference(TABLE, replace(train, clip=0.0), parallel.dp)
+    norm = torch.cat([gradient.flatten() for gradient in step.gradients.values()]).norm()
+    assert norm > 0.6, "nothing to clip"
+    ranks = eight.run(on_rank, Case("clip", parallel, TABLE, train))
+    for name, whole in gathered([rank[0].gradients for rank in ranks], Mesh.of(parallel)):
+        assert relative(whole, step.gradients[name] * (0.5 / (norm + EPSILON))) < TOLERANCE, name
