@@ -20,7 +20,8 @@
       this.select.replaceChildren(...choices.map((step) => S.make("option", { value: String(step) }, label(step))));
       this.select.value = String(choices[Math.min(1, choices.length - 1)]); // the first step is often a slow one
       this.select.addEventListener("change", () => this.align(true));
-      for (const t of all) { t.layout.allCollapsed = true; t.resize(); t.on("settled", () => this.remember()); }
+      const gutter = Math.max(...all.map((t) => t.gutter)); // one transform needs one left edge
+      for (const t of all) { t.gutter = gutter; t.layout.allCollapsed = true; t.resize(); t.on("settled", () => this.remember()); }
       this.align(true);
       this.restore();
     }

@@ -199,12 +199,21 @@
     c.fill();
   }
 
+  /** 1 where the number of a usual step fits into it, else n: every n-th is numbered, across those that follow. */
+  function everyStep(T) {
+    const seen = T.meta.steps.filter((s) => T.x(s.end) > T.gutter && T.x(s.start) < T.width);
+    if (seen.length < 2) return 1;
+    const pitch = (T.x(seen[seen.length - 1].end) - T.x(seen[0].start)) / seen.length, needed = 9 + 8 * String(T.meta.steps.length).length;
+    return pitch >= needed ? 1 : [2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * pitch >= needed + 12) || 5000;
+  }
+
   function ruler(T) {
     const c = T.base, { width: W, gutter: G, colours: K } = T, y0 = OVERVIEW;
     c.fillStyle = K.card; c.fillRect(0, 0, W, S.TOP);
     c.save(); c.beginPath(); c.rect(G, y0, W - G, STEPS + TICKS); c.clip();
     c.textBaseline = "middle";
     let free = -Infinity;
+    const every = everyStep(T), numbers = []; // drawn last: they may reach into the steps that follow
     T.meta.steps.forEach((step, i) => {
       const next = T.meta.steps[i + 1], x = T.x(step.start), end = T.x(next ? Math.max(next.start, step.start) : step.end);
       if (end < G || x > W) return;
@@ -214,10 +223,14 @@
       c.font = `600 11px ${FONT}`;
       const short = c.measureText(text).width + 8 < end - left ? text : String(step.step);
       const width = c.measureText(short).width;
-      if (width + 4 > end - left || left < free) return;
-      c.fillStyle = K.text; c.fillText(short, left, y0 + STEPS / 2 + 0.5);
+      if ((width + 4 > end - left && (every === 1 || i % every)) || left < free) return;
+      numbers.push([short, left, width]);
       free = left + width + 6;
     });
+    for (const [text, left, width] of numbers) {
+      c.fillStyle = K.card; if (every > 1) c.fillRect(left - 2, y0 + 3, width + 4, STEPS - 5);
+      c.fillStyle = K.text; c.fillText(text, left, y0 + STEPS / 2 + 0.5);
+    }
     const ticks = T.ticks();
     c.font = `400 11px ${FONT}`;
     for (const tick of ticks.at) {

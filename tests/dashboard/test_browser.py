@@ -70,6 +70,15 @@ def test_two_runs_are_picked_and_compared(watched: Watched):
     assert after[1] - after[0] < before[1] - before[0]
 
 
+def test_compared_timelines_have_one_left_edge_and_one_instant_lies_at_one_place(watched: Watched):
+    page = watched.go("/compare?runs=slow,wide", ".ss-timeline[data-ready] >> nth=1")
+    assert watched.evaluate("new Set(stepscope.timelines().map((t) => t.gutterWidth())).size") == 2, "labels differ"
+    assert watched.evaluate("new Set(stepscope.timelines().map((t) => t.x(t.shift))).size") == 1
+    page.goto(page.url.split("/compare")[0] + "/compare?runs=slow,even,dense")
+    page.wait_for_selector(".ss-timeline[data-ready] >> nth=1", timeout=60_000)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_headline_ends_at_exactly_one_hundred_per_cent(watched: Watched):
     page = watched.go("/run/slow")
     widths = page.locator(".ss-bar-big .ss-bar-piece").evaluate_all("(e) => e.map((p) => p.getBoundingClientRect())")
