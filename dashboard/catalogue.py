@@ -108,6 +108,8 @@ class Catalogue:
             return Found(run_id, path, stamp, RunMeta.from_json((path / RUN_FILE).read_text("utf-8")))
         except FileNotFoundError:
             return Found(run_id, path, stamp, None, "")
+        except UnicodeDecodeError:
+            return Found(run_id, path, stamp, None, "run.json is no UTF-8 text")
         except (OSError, ValueError) as error:
             return Found(run_id, path, stamp, None, str(error))
 

@@ -290,12 +290,15 @@ def _bubble(ground: Ground) -> list[Finding]:
     """The bubble that the schedule itself needs: without what stragglers added."""
     p, steps, ranks = ground.pipeline, ground.means.steps, ground.means.ranks
     beyond = sum(ground.blame.beyond_of(rank, step) for step in steps for rank in ranks)
-    own = ground.mean("bubble_ns") - beyond / (len(steps) * len(ranks))
+    added = beyond / (len(steps) * len(ranks))
+    own = ground.mean("bubble_ns") - added
     if p.stages < 2 or own < LEAST_TERM * ground.step_ns:
         return []
     schedule = f"{p.schedule or 'the schedule'} with {p.stages} stages and {p.microbatches} microbatches"
     theory = f"; theory for {schedule}: {units.share(p.theory_of_step)}" if p.theory_of_step is not None else ""
     text = f"the pipeline bubble takes {units.duration(own)} a step ({units.share(own / ground.step_ns)} of it{theory})"
+    if added >= 0.01 * ground.step_ns:  # else the number would contradict the ledger's
+        text += f"; late ranks lengthen it by {units.duration(added)}"
     advice = "more microbatches per step shrink it; so do virtual stages (interleaving) or a zero-bubble schedule"
     return [_finding(ground, text, own, ground.sure, advice, ("bubble_ns",))]
 
@@ -363,7 +366,8 @@ def _idle(ground: Ground, named: Set[int]) -> list[Finding]:
     cost = float(rest["idle_ns"].mean())
     if cost < LEAST_TERM * ground.step_ns:
         return []
-    text = f"nothing is in flight for {units.duration(cost)} a step ({units.share(cost / ground.step_ns)} of it)"
+    whose = "" if len(rest) == len(rows) else " on the ranks that are not late"
+    text = f"nothing is in flight for {units.duration(cost)} a step ({units.share(cost / ground.step_ns)} of it){whose}"
     where: dict[str, object] = {}
     if ground.longest_idle is not None:
         rank, step, start, end = ground.longest_idle

@@ -79,6 +79,8 @@ def _describe(path: Path, entries: list[Entry], health: list[HealthItem]) -> Run
         meta = RunMeta.from_json((path / RUN_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         why = "run.json is missing"
+    except UnicodeDecodeError:
+        why = "run.json is no UTF-8 text"
     except (OSError, ValueError) as error:
         why = str(error) if isinstance(error, ValueError) else f"run.json cannot be read ({error.strerror})"
     else:

@@ -124,7 +124,9 @@ def _health(report: Report) -> str:
             if item.file
             else ""
         )
-        items.append(f"<li>{text(item.text)}{touches}{place}</li>")
+        whose = f"rank {item.rank}"
+        who = "" if item.rank is None or whose in item.text else f"{whose}: "
+        items.append(f"<li>{who}{text(item.text)}{touches}{place}</li>")
     opened = "" if status == "ok" else " open"
     return (
         f'<div class="health {status}" role="status"><details{opened}><summary>{mark} {line}</summary>'
@@ -231,7 +233,7 @@ def _stragglers(report: Report) -> str:
         "rank",
         "cause",
         f"pattern|{DEFINITIONS['pattern']}",
-        f"made others wait, a step|{DEFINITIONS['cost']}",
+        f"others waited a step, summed|{DEFINITIONS['cost']}",
         "last to arrive",
     ]
     rows = [

@@ -111,7 +111,9 @@ def _health(report: Report) -> RenderableType:
     items = sorted(report.health.items, key=lambda item: (not item.broken, not item.touches))
     for item in items[:MOST_HEALTH]:
         touches = f" [{', '.join(item.touches)}]" if item.touches else ""
-        lines.append(Text(f"  - {clean(item.text)}{touches}", style="" if item.touches or item.broken else "dim"))
+        whose = f"rank {item.rank}"
+        who = "" if item.rank is None or whose in item.text else f"{whose}: "
+        lines.append(Text(f"  - {who}{clean(item.text)}{touches}", style="" if item.touches or item.broken else "dim"))
     if len(items) > MOST_HEALTH:
         lines.append(Text(f"  - and {len(items) - MOST_HEALTH} more (all of them: --json)", style="dim"))
     return Group(*lines)
@@ -231,7 +233,7 @@ def _detail(detail: Detail) -> RenderableType:
 def _stragglers(report: Report) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("rank")
-    table.add_column("made others wait, a step", justify="right")
+    table.add_column("others waited a step, summed", justify="right")
     table.add_column("last to arrive", justify="right")
     table.add_column("cause")
     table.add_column("pattern")

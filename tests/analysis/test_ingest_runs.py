@@ -229,14 +229,15 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert codes(run) == ["incomplete_run"] and run.health.items[0].touches
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"run_id": 1}'])
-def test_without_run_json_the_rank_files_speak(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize("content", [None, b"{", b'{"run_id": 1}', b"\xff\xfe"])
+def test_without_run_json_the_rank_files_speak(tmp_path: Path, content: bytes | None) -> None:
     path = write_run(tmp_path / "run")
     (path / "run.json").unlink()
     if content is not None:
-        (path / "run.json").write_text(content)
+        (path / "run.json").write_bytes(content)
     run = open_run(path)
     assert codes(run) == ["no_run_json"] and run.health.status == "touched"
+    assert run.health.items[0].text.startswith("run.json ")
     assert run.meta.world_size == 2 and run.meta.backend == "gloo" and run.meta.name == "run"
     assert [(group.name, group.axis, group.ranks) for group in run.meta.groups] == [("dp_0", "dp", (0, 1))]
 

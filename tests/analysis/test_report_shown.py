@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pipeline_runs import pipeline_run
 from rich.console import Console
 from timelines import Timeline
 
+from stepscope.analysis.records import Health, HealthItem
 from stepscope.analysis.report import Report, analyze, html, svg, view
 from stepscope.analysis.report.differences import markdown, print_comparison
 from stepscope.analysis.report.terminal import STYLES, clean, print_report
@@ -77,6 +79,18 @@ def test_plain_where_there_is_no_colour_and_coloured_where_there_is(report: Repo
 def test_a_touched_report_says_so_before_any_figure() -> None:
     text = printed(evil_report(), 100)
     assert text.startswith("! health touched, 1 thing: touches imbalance_ns")
+
+
+def test_a_health_item_names_its_rank_once(report: Report) -> None:
+    items = [
+        HealthItem("cut_file", "the file ends early", rank=2, touches=("ledger",)),
+        HealthItem("empty_steps", "rank 3: device data in 2 of 3 steps", rank=3, touches=("summary",)),
+    ]
+    told = replace(report, health=Health(items))
+    lines = printed(told, 120).splitlines()
+    assert "  - rank 2: the file ends early [ledger]" in [line.rstrip() for line in lines]
+    assert "  - rank 3: device data in 2 of 3 steps [summary]" in [line.rstrip() for line in lines]
+    assert "<li>rank 2: the file ends early" in html.to_html(told)
 
 
 def test_traces_cannot_speak_to_the_terminal() -> None:
