@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import stepscope
 
-COMMANDS = ("run", "schedule", "analyze", "compare", "doctor", "import", "gather", "dashboard", "env")
+COMMANDS = ("run", "schedule", "analyze", "compare", "sweep", "doctor", "import", "gather", "dashboard", "env")
 """In the order in which help lists them; one that this installation lacks is left out."""
 
 DEFAULT_COMMAND = "analyze"
