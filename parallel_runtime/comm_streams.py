@@ -25,6 +25,12 @@ STREAMS = {
     "pp.forward.receive": Stream("pp", "pp.forward"),
     "pp.backward.send": Stream("pp", "pp.backward"),
     "pp.backward.receive": Stream("pp", "pp.backward"),
+    "pp.forward.wrap.send": Stream(
+        "pp", "pp.forward.wrap"
+    ),  # from the last stage to the first one's next chunk: with two
+    "pp.forward.wrap.receive": Stream("pp", "pp.forward.wrap"),  # stages the other way than all other forward messages
+    "pp.backward.wrap.send": Stream("pp", "pp.backward.wrap"),
+    "pp.backward.wrap.receive": Stream("pp", "pp.backward.wrap"),
     "shard.gather": Stream("shard", "shard.gather"),  # parameter gathers never queue behind gradient reductions ...
     "shard.reduce": Stream("shard", "shard.reduce"),
     "edp.gather": Stream("edp", "edp.gather"),  # the same for experts
@@ -43,6 +49,17 @@ STREAMS = {
 """Streams whose name is not simply a view of the mesh; every view has a stream of its own name."""
 
 PIPELINE_STREAMS = ("pp.forward.send", "pp.forward.receive", "pp.backward.send", "pp.backward.receive")
+
+
+def pipeline_stream(phase: str, role: str, wraps: bool) -> str:
+    """The stream of a pipeline message: `role` is send or receive; `wraps`: it goes between the last stage and the first."""
+    return f"pp.{phase}.wrap.{role}" if wraps else f"pp.{phase}.{role}"
+
+
+def pipeline_streams(chunks: int) -> tuple[str, ...]:
+    """The streams of a pipeline; only with several chunks a stage do messages go round."""
+    around = tuple(pipeline_stream(p, role, True) for p in ("forward", "backward") for role in ("send", "receive"))
+    return (*PIPELINE_STREAMS, *around) if chunks > 1 else PIPELINE_STREAMS
 
 
 def stream_of(name: str) -> Stream:

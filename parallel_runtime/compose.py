@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.parallel_runtime import clip, grad_sync
-from stepscope.parallel_runtime.comm import PIPELINE_STREAMS, Comm
+from stepscope.parallel_runtime.comm import Comm
+from stepscope.parallel_runtime.comm_streams import pipeline_streams
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig, global_batch
 from stepscope.parallel_runtime.cp import context_parallel
 from stepscope.parallel_runtime.cp.layouts import positions_of
@@ -37,6 +38,7 @@ from stepscope.parallel_runtime.model.initial import initialise
 from stepscope.parallel_runtime.model.mixture import Mixture
 from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.parallel_runtime.model.stage import Stage
+from stepscope.parallel_runtime.model.weight_gradients import WeightGradients
 from stepscope.parallel_runtime.optimizer import Optimizer, loss_scale_of
 from stepscope.parallel_runtime.pp.executor import PipelineExecutor
 from stepscope.parallel_runtime.pp.schedules import Table
@@ -75,7 +77,7 @@ def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig)
         *(DENSE.streams if parallel.zero else [grad_sync.gradient_view(parallel)]),
         "tp",
         *context_parallel.streams_of(parallel),
-        *PIPELINE_STREAMS,
+        *pipeline_streams(parallel.chunks),
         *expert_parallel.streams_of(model, parallel),
     ]
     if grad_sync.experts_apart(model, parallel):
@@ -93,7 +95,7 @@ def clip_stream(model: ModelConfig, parallel: ParallelConfig) -> str:
 
 def seams_of(parallel: ParallelConfig, comm: Comm, experts: ExpertParallel | None = None) -> Seams:
     """What the layout puts into the model."""
-    seams = Seams()
+    seams = WeightGradients().seams(Seams()) if parallel.splits_backward else Seams()
     if parallel.cp > 1:
         seams = context_parallel.seams(parallel, comm, seams)
     if parallel.tp > 1:
@@ -103,7 +105,7 @@ def seams_of(parallel: ParallelConfig, comm: Comm, experts: ExpertParallel | Non
 
 def tables_of(parallel: ParallelConfig, train: TrainConfig) -> tuple[Table, ...]:
     """The planned pipeline table of each stage, sends and receives included, validated."""
-    return plan(parallel.schedule, parallel.pp, train.microbatches)
+    return plan(parallel.schedule, parallel.pp, train.microbatches, parallel.chunks)
 
 
 @dataclass
@@ -126,6 +128,10 @@ class Program:
     def ends_model(self) -> bool:
         """Whether this rank computes the loss."""
         return any(chunk.last for chunk in self.chunks)
+
+    def arm(self, chunk: int) -> None:
+        """What follows adds to the gradients of this chunk for the last time in the step: they may be reduced."""
+        self.gradients.arm(self.chunks[chunk].parameters())
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters by global name, in order of use."""
@@ -172,22 +178,25 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
     late = LateSeams()
     experts = ExpertParallel(model, parallel, comm) if model.experts else None
     seams = seams_of(parallel, comm, experts)
-    part = Stage(
-        model,
-        comm.recorder,
-        parallel.layers_of(stage, model.layers),
-        first=stage == 0,
-        last=stage == parallel.pp - 1,
-        seams=late.into(seams) if parallel.zero == 3 else seams,
-        dtype=configuration.dtype,
-        device=where,
-        recompute=parallel.recompute,
-        seed=train.seed,
-        loss_scale=loss_scale_of(train.dtype) / global_batch(parallel, train),
-    )
-    if device.kind != "dry":
-        initialise(part, model, train.seed, lambda name, whole: shard(name, whole, comm.mesh, comm.rank))
-    chunks = [part]
+    chunks = [
+        Stage(
+            model,
+            comm.recorder,
+            parallel.chunk_layers(stage, chunk, model.layers),
+            first=(stage, chunk) == (0, 0),
+            last=(stage, chunk) == (parallel.pp - 1, parallel.chunks - 1),
+            seams=late.into(seams) if parallel.zero == 3 else seams,
+            dtype=configuration.dtype,
+            device=where,
+            recompute=parallel.recompute,
+            seed=train.seed,
+            loss_scale=loss_scale_of(train.dtype) / global_batch(parallel, train),
+        )
+        for chunk in range(parallel.chunks)
+    ]
+    for part in chunks:
+        if device.kind != "dry":
+            initialise(part, model, train.seed, lambda name, whole: shard(name, whole, comm.mesh, comm.rank))
     gradients, named = _data_parallel(configuration, comm, chunks, late)
     return Program(
         configuration=configuration,
@@ -197,13 +206,14 @@ def build(configuration: Configuration, comm: Comm, device: Device) -> Program:
         gradients=gradients,
         executor=PipelineExecutor(
             chunks,
-            tables_of(parallel, train)[stage],
+            tables_of(parallel, train),
             comm,
             (local_sequence(model, parallel), train.microbatch_size, model.hidden),
             configuration.dtype,
             where,
             ActivationCounter(chunks, comm.recorder, varying=model.experts > 0),
             loss_scale_of(train.dtype),
+            seams.later,
         ),
         reductions=grad_sync.reductions_of(named, model, parallel),
         counted=_counted(configuration, named, comm),

@@ -15,8 +15,7 @@ NORMS = ("rmsnorm", "layernorm")
 ACTIVATIONS = ("swiglu", "gelu")
 CP_MODES = ("ring", "ulysses", "allgather")
 CP_LAYOUTS = {"contiguous": 1, "zigzag": 2}  # pieces of the sequence that each rank holds
-SCHEDULES = ("naive", "gpipe", "1f1b")
-LATER_SCHEDULES = ("interleaved", "zb-h1")
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1")
 RECOMPUTE = ("none", "selective", "full")
 ROUTERS = ("softmax", "sigmoid")
 BALANCE = ("bias", "aux", "capacity", "none")
@@ -48,11 +47,6 @@ def _divides(name: str, value: int, whole_name: str, whole: int) -> None:
         divisors = [n for n in range(1, whole + 1) if whole % n == 0]
         nearest = min(divisors, key=lambda n: (abs(n - value), n))
         raise ValueError(f"{name} {value} must divide {whole_name} {whole}: take {nearest}")
-
-
-def _not_built(name: str, value: object, only: object, what: str) -> None:
-    if value != only:
-        raise ValueError(f"{name} {value}: {what} is not built yet, take {name} {only}")
 
 
 @dataclass(frozen=True)
@@ -172,7 +166,9 @@ class ParallelConfig:
     offload: str = "none"  # where optimizer state lives: on the device, or in the host's memory (cpu)
     schedule: str = "1f1b"
     chunks: int = 1  # virtual stages a rank
-    split: tuple[int, ...] = ()  # layers of each stage; empty: as equal as possible
+    split: tuple[
+        int, ...
+    ] = ()  # layers of each stage, then of each stage's next chunk ...; empty: as equal as possible
     bucket_mb: float = 0.25  # size of a gradient bucket, 10^6 bytes
     recompute: str = "none"  # activations that backward computes again: none, those of attention, those of a layer
     overlap: bool = True  # reduce a bucket as soon as it is full; off: everything after backward
@@ -181,23 +177,26 @@ class ParallelConfig:
         _finite(self)
         for name in ("pp", "dp", "cp", "ep", "tp", "chunks"):
             _at_least(name, getattr(self, name), 1)
-        for name, what in (("chunks", "interleaving"),):
-            _not_built(name, getattr(self, name), 1, what)
         if self.sp and self.tp == 1:
             raise ValueError("sp cuts the sequence over the ranks of tp, and tp is 1: take tp 2, or leave sp out")
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero {self.zero} must be 0, 1, 2 or 3")
         self._check_sharding()
-        if self.schedule in LATER_SCHEDULES:
-            raise ValueError(f"schedule {self.schedule} is not built yet: take 1f1b")
         _one_of("schedule", self.schedule, SCHEDULES)
+        check_chunks(self.schedule, self.pp, self.chunks)
         _one_of("cp_mode", self.cp_mode, CP_MODES)
         _one_of("cp_layout", self.cp_layout, tuple(CP_LAYOUTS))
         _one_of("recompute", self.recompute, RECOMPUTE)
         if self.bucket_mb <= 0.0:
             raise ValueError(f"bucket_mb {self.bucket_mb} must be positive: a tiny value gives one bucket a parameter")
-        if self.split and (len(self.split) != self.pp or min(self.split) < 1):
-            raise ValueError(f"split {self.split} must name {self.pp} stages (pp) of at least one layer each")
+        places = self.pp * self.chunks
+        if self.split and (len(self.split) != places or min(self.split) < 1):
+            what = (
+                f"{self.pp} stages (pp)"
+                if self.chunks == 1
+                else f"pp {self.pp} x chunks {self.chunks} = {places} parts"
+            )
+            raise ValueError(f"split {self.split} must name {what} of at least one layer each")
 
     def _check_sharding(self) -> None:
         """What ZeRO's options need of each other."""
@@ -225,15 +224,30 @@ class ParallelConfig:
         return self.pp * self.dp * self.cp * self.tp
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of weights have actions of their own (phase weight_grad)."""
+        return self.schedule == "zb-h1"
+
+    @property
+    def gradient_phase(self) -> str:
+        """The phase in which parameters get their gradients."""
+        return "weight_grad" if self.splits_backward else "backward"
+
+    @property
     def expert_data_parallel(self) -> int:
         """Ranks of a stage that hold the same experts."""
         return self.dp * self.cp * self.tp // self.ep
 
-    def layers_of(self, stage: int, layers: int) -> range:
-        """Global layer numbers of one pipeline stage; without `split` the first stages take what does not divide."""
-        sizes = self.split or tuple(layers // self.pp + (i < layers % self.pp) for i in range(self.pp))
-        first = sum(sizes[:stage])
-        return range(first, first + sizes[stage])
+    def layers_of(self, stage: int, layers: int) -> tuple[int, ...]:
+        """Global layer numbers of one pipeline stage, those of all its chunks."""
+        return tuple(layer for chunk in range(self.chunks) for layer in self.chunk_layers(stage, chunk, layers))
+
+    def chunk_layers(self, stage: int, chunk: int, layers: int) -> range:
+        """Global layer numbers of one chunk; without `split` the first places take what does not divide."""
+        places, place = self.pp * self.chunks, chunk * self.pp + stage
+        sizes = self.split or tuple(layers // places + (i < layers % places) for i in range(places))
+        first = sum(sizes[:place])
+        return range(first, first + sizes[place])
 
 
 @dataclass(frozen=True)
@@ -303,15 +317,52 @@ def global_batch(parallel: ParallelConfig, train: TrainConfig) -> int:
     return train.microbatch_size * train.microbatches * parallel.dp
 
 
+def check_chunks(schedule: str, stages: int, chunks: int) -> None:
+    """Refuse chunks that the schedule does not know, or that nothing would come between."""
+    if chunks > 1 and schedule != "interleaved":
+        raise ValueError(
+            f"chunks {chunks}: schedule {schedule} runs one chunk a stage: take schedule interleaved, or chunks 1"
+        )
+    if chunks > 1 and stages == 1:
+        raise ValueError(f"chunks {chunks} take turns between the stages, and pp is 1: take pp 2, or chunks 1")
+
+
+def check_microbatches(schedule: str, stages: int, microbatches: int) -> None:
+    """Refuse numbers of microbatches that the schedule cannot group."""
+    if schedule == "interleaved" and microbatches % stages:
+        nearest = max(stages, (microbatches + stages // 2) // stages * stages)
+        raise ValueError(
+            f"schedule interleaved takes microbatches in groups of pp {stages}, and {microbatches} is no multiple: take"
+            f" microbatches {nearest}"
+        )
+
+
 def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> None:
     """Refuse what only the three together show to be illegal."""
+    _check_pipeline(model, parallel, train)
+    _check_tensor_parallel(model, parallel)
+    _check_context_parallel(model, parallel)
+    _check_expert_parallel(model, parallel)
+    for name in ("slow_rank", "late_rank"):
+        rank = getattr(train, name)
+        if rank >= parallel.world_size:
+            last = parallel.world_size - 1
+            raise ValueError(f"{name} {rank} is not among the {parallel.world_size} ranks: take 0 to {last}")
+
+
+def _check_pipeline(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> None:
+    """Every chunk has a layer, and the schedule can group the microbatches."""
+    check_microbatches(parallel.schedule, parallel.pp, train.microbatches)
     if parallel.pp > model.layers:
         raise ValueError(
             f"pp {parallel.pp} stages need a layer each, the model has {model.layers}: take pp {model.layers}"
         )
-    _check_tensor_parallel(model, parallel)
-    _check_context_parallel(model, parallel)
-    _check_expert_parallel(model, parallel)
+    places = parallel.pp * parallel.chunks
+    if places > model.layers:
+        raise ValueError(
+            f"pp {parallel.pp} x chunks {parallel.chunks} = {places} parts need a layer each, the model has"
+            f" {model.layers}: take chunks {model.layers // parallel.pp}, or layers {places}"
+        )
     if parallel.split and sum(parallel.split) != model.layers:
         *others, last = parallel.split
         left = max(1, model.layers - sum(others))
@@ -319,11 +370,6 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
         raise ValueError(
             f"split {parallel.split} has {sum(parallel.split)} layers, the model has {model.layers}: {nearest}"
         )
-    for name in ("slow_rank", "late_rank"):
-        rank = getattr(train, name)
-        if rank >= parallel.world_size:
-            last = parallel.world_size - 1
-            raise ValueError(f"{name} {rank} is not among the {parallel.world_size} ranks: take 0 to {last}")
 
 
 def _check_tensor_parallel(model: ModelConfig, parallel: ParallelConfig) -> None:

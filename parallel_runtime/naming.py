@@ -22,7 +22,7 @@ def layout_name(parallel: ParallelConfig) -> str:
     if parallel.offload != "none":
         words.append("offload")
     if parallel.pp > 1:
-        words.append(parallel.schedule)
+        words.append(parallel.schedule if parallel.chunks == 1 else f"{parallel.schedule}{parallel.chunks}")
     if parallel.recompute != "none":
         words.append(f"{parallel.recompute}-recompute")
     if parallel.dp > 1 and not parallel.overlap:

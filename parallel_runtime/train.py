@@ -50,7 +50,7 @@ def train_step(program: Program, step: int, causes: InjectedCauses) -> Tensor | 
     recorder.block("zero gradients")
     program.gradients.begin_step()
 
-    loss = program.executor.run(batch, before_last_gradient=lambda chunk: program.gradients.arm())
+    loss = program.executor.run(batch, before_last_gradient=program.arm)
 
     recorder.block("gradients")
     program.gradients.finish()

@@ -143,7 +143,8 @@ def theory(
 ) -> tuple[Fraction | None, Fraction | None]:
     """(bubble of the step, bubble of the ideal work) by the textbook; (None, None) for an unknown schedule.
 
-    `durations` (mean time of one action a phase) is used by zero-bubble only: (P-1)(T_F + T_B - T_W).
+    `durations` (mean time of one action a phase) is used by zero-bubble only: (P-1)(T_F + T_B - T_W), and T_W more for
+    each microbatch that is missing to P.
     """
     p, m, v = Fraction(stages), Fraction(microbatches), Fraction(chunks)
     if microbatches < 1 or stages < 1:
@@ -156,7 +157,8 @@ def theory(
         return (p - 1) / (v * m + p - 1), (p - 1) / (v * m)
     if schedule == "zb-h1" and set(WORK_PHASES) <= set(durations):
         forward, backward, weight = (durations[name] for name in WORK_PHASES)
-        bubble, work = (p - 1) * (forward + backward - weight), m * (forward + backward + weight)
+        bubble = (p - 1) * (forward + backward) - (min(m, p) - 1) * weight
+        work = m * (forward + backward + weight)
         return (bubble / (bubble + work), bubble / work) if work else (None, None)
     return None, None
 

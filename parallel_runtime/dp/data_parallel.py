@@ -3,7 +3,7 @@
 Gradients live in flat buffers, one a bucket: a parameter's `grad` is a view, so nothing is copied before or after the
 reduction. Sums need no division: the loss of each rank is already divided by the valid tokens of the global batch.
 
-    a step:  begin_step()  ...  arm()  last backward  finish()
+    a step:  begin_step()  ...  arm()  last backward (of each chunk)  finish()
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class DataParallel:
                 parameter = self.parameters[index]
                 self._views[index] = buffer[offset : offset + parameter.numel()].view_as(parameter)
                 self._bucket_of[index] = number
-        self._armed = False
+        self._place = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._armed: set[int] = set()  # parameters whose next gradient is the last one
         self._missing: list[int] = []  # gradients that each bucket still waits for
         self._handles: list[Handle | Ready] = []  # of the buckets under way: always the first ones, in order
         for index, parameter in enumerate(self.parameters):
@@ -58,16 +59,19 @@ class DataParallel:
             buffer.zero_()
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.grad = view
-        self._armed, self._handles = False, []
-
-    def arm(self) -> None:
-        """The backward that follows is the last of the step: from now on a full bucket is reduced at once."""
+        self._armed, self._handles = set(), []
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
-        self._armed = self.overlap
+
+    def arm(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """The next gradients of these (None: of all) are the last of the step: a bucket that they fill is reduced at once.
+        Parameters of others may be among them."""
+        if self.overlap:
+            concerned = self.parameters if parameters is None else parameters
+            self._armed |= {self._place[key] for p in concerned if (key := id(p)) in self._place}
 
     def finish(self) -> None:
         """After the last backward: reduce what is left, and wait for all buckets."""
-        self._armed = False
+        self._armed = set()
         self.comm.recorder.block(GRADIENTS)
         while len(self._handles) < len(self.buckets):
             self._reduce_next()
@@ -84,7 +88,7 @@ class DataParallel:
 
     def _ready(self, index: int) -> None:
         """The hook of one parameter: its gradient of this backward has been added."""
-        if not self._armed:
+        if index not in self._armed:
             return
         self._missing[self._bucket_of[index]] -= 1
         # Strictly in order, whatever order gradients come in: all ranks must submit the same sequence.

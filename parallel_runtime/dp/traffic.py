@@ -28,7 +28,7 @@ def step_traffic(
     item = ITEM_BYTES[train.dtype]
     elements = held_elements(model, parallel, stage, experts)
     buckets = assign_buckets(elements, item, round(parallel.bucket_mb * 1e6)) if elements else []
-    phase = "backward" if parallel.overlap else "other"
+    phase = parallel.gradient_phase if parallel.overlap else "other"
     return Counter(Message("dp", "all_reduce", phase, bucket.elements * item) for bucket in buckets)
 
 

@@ -6,7 +6,7 @@ streams and buckets (or shards) of their own, and a step drives them together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -26,10 +26,11 @@ class DenseAndExperts:
         for part in self.parts:
             part.begin_step()
 
-    def arm(self) -> None:
-        """The backward that follows is the last of the step."""
+    def arm(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """The next gradients of these (None: of all) are the last of the step."""
+        concerned = None if parameters is None else list(parameters)
         for part in self.parts:
-            part.arm()
+            part.arm(concerned)
 
     def finish(self) -> None:
         """After the last backward: everything is summed when it returns."""

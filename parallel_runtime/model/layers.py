@@ -36,7 +36,8 @@ class Table(nn.Module):
 
 
 class Linear(nn.Module):
-    """x W^T + b: cut by columns it goes through `seams.columns`, cut by rows its bias comes after the sum over ranks."""
+    """x W^T + b: cut by columns it goes through `seams.columns`; cut by rows its product goes through `seams.rows`, and its
+    bias comes after the sum over ranks."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, **where: Any) -> None:
         super().__init__()
@@ -47,10 +48,6 @@ class Linear(nn.Module):
     def matrix(self) -> Matrix:
         """(weight, bias)."""
         return self.weight, self.bias
-
-    def product(self, x: Tensor) -> Tensor:
-        """x W^T alone."""
-        return F.linear(x, self.weight)
 
     def add_bias(self, y: Tensor) -> Tensor:
         """y + b."""
@@ -91,7 +88,7 @@ class Attention(nn.Module):
         """(S, B, H) -> (S, B, H)."""
         q, k, v = self.seams.columns(x_SBH, self.query.matrix, self.key.matrix, self.value.matrix)
         y = self.call(self._mix, q, k, v, rotation)
-        return self.output.add_bias(self.seams.leave(self.output.product(y)))
+        return self.output.add_bias(self.seams.leave(self.seams.rows(y, self.output.weight)))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         """Rotary positions and attention: (S, B, N D) and twice (S, B, K D) -> (S, B, N D)."""
@@ -125,7 +122,7 @@ class FeedForward(nn.Module):
         else:
             gate, up = self.seams.columns(x_SBH, self.gate.matrix, self.up.matrix)
             y_SBF = F.silu(gate) * up
-        return self.down.add_bias(self.seams.leave(self.down.product(y_SBF)))
+        return self.down.add_bias(self.seams.leave(self.seams.rows(y_SBF, self.down.weight)))
 
 
 class Layer(nn.Module):

@@ -21,6 +21,7 @@ from stepscope.parallel_runtime.config import ModelConfig
 from stepscope.parallel_runtime.model.recompute import Recompute
 from stepscope.parallel_runtime.model.router import AddLoss, Router, balance_loss, counts_of, counts_of_sequences
 from stepscope.parallel_runtime.model.seams import Seams
+from stepscope.parallel_runtime.model.weight_gradients import WeightGradients
 
 Expert = Callable[[Tensor], Tensor]
 """Rows (R, H) -> (R, H); R may be 0."""
@@ -43,8 +44,10 @@ class StackedLinear(nn.Module):
 class Experts(nn.Module):
     """The feed-forward parts that this rank holds (SwiGLU or GELU, as layers.FeedForward)."""
 
-    def __init__(self, config: ModelConfig, experts: int, **where: Any) -> None:
+    def __init__(self, config: ModelConfig, experts: int, later: WeightGradients | None = None, **where: Any) -> None:
+        """`later`: where backward leaves the gradients of weights, when it is split."""
         super().__init__()
+        self.later = later
         width, bias = config.expert_width, config.ffn_bias
         gated = config.activation == "swiglu"
         self.gate = StackedLinear(experts, config.hidden, width, bias, **where) if gated else None
@@ -53,17 +56,27 @@ class Experts(nn.Module):
 
     def each(self) -> list[Expert]:
         """One function an expert, in their order."""
-        gates = [None] * len(self.up.weight) if self.gate is None else self.gate.each()
-        parts = zip(gates, self.up.each(), self.down.each(), strict=True)
+        first = [part for part in (self.gate, self.up) if part is not None]
+        products = self._products() if self.later is None else self._leaving(self.later)
 
-        def expert(gate: Any, up: Any, down: Any) -> Expert:
+        def expert(number: int) -> Expert:
             def run(x: Tensor) -> Tensor:
-                inner = F.gelu(F.linear(x, *up)) if gate is None else F.silu(F.linear(x, *gate)) * F.linear(x, *up)
-                return F.linear(inner, *down)
+                inner = products(number, x, *first)
+                y = F.gelu(inner[0]) if self.gate is None else F.silu(inner[0]) * inner[1]
+                return products(number, y, self.down)[0]
 
             return run
 
-        return [expert(*part) for part in parts]
+        return [expert(number) for number in range(len(self.up.weight))]
+
+    def _products(self) -> Callable[..., tuple[Tensor, ...]]:
+        """(expert, x, matrices) -> x W^T + b of each."""
+        cut = {part: part.each() for part in (self.gate, self.up, self.down) if part is not None}
+        return lambda number, x, *parts: tuple(F.linear(x, *cut[part][number]) for part in parts)
+
+    def _leaving(self, later: WeightGradients) -> Callable[..., tuple[Tensor, ...]]:
+        """The same, whose weights get their gradients later."""
+        return lambda number, x, *parts: later.columns(x, *((p.weight, p.bias) for p in parts), place=number)
 
 
 class Mixture(nn.Module):
@@ -81,8 +94,8 @@ class Mixture(nn.Module):
         """`again`: what recomputes this layer in backward, if anything does: nothing is counted twice."""
         super().__init__()
         self.config, self.seams, self.layer, self.loss_scale, self.again = config, seams, layer, loss_scale, again
-        self.router = Router(config, **where)
-        self.experts = Experts(config, config.experts // seams.expert_parallel, **where)
+        self.router = Router(config, seams.rows, **where)
+        self.experts = Experts(config, config.experts // seams.expert_parallel, seams.later, **where)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """(S, B, H) -> (S, B, H)."""

@@ -13,6 +13,7 @@ capacity), DeepSeek-AI 2024 (sigmoid scores, loss per sequence), Wang et al. 202
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -40,9 +41,12 @@ class Router(nn.Module):
     offset_E: Tensor
     load_E: Tensor
 
-    def __init__(self, config: ModelConfig, **where: Any) -> None:
+    def __init__(
+        self, config: ModelConfig, product: Callable[[Tensor, Tensor], Tensor] = F.linear, **where: Any
+    ) -> None:
+        """`product`: x W^T (seams.rows)."""
         super().__init__()
-        self.config = config
+        self.config, self.product = config, product
         self.weight = nn.Parameter(torch.empty(config.experts, config.hidden, **where))
         precision = torch.promote_types(self.weight.dtype, torch.float32)
         device = self.weight.device
@@ -52,7 +56,7 @@ class Router(nn.Module):
     def forward(self, x_TH: Tensor) -> Routed:
         """Route the tokens; at least in float32."""
         config = self.config
-        logits = F.linear(x_TH, self.weight)
+        logits = self.product(x_TH, self.weight)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scores_TE = logits.softmax(-1) if config.router == "softmax" else logits.sigmoid()
         chosen = self._choose(scores_TE.detach())

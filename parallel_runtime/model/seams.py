@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from stepscope.parallel_runtime.data import IGNORED
 from stepscope.parallel_runtime.model.attention import attention
+
+if TYPE_CHECKING:
+    from stepscope.parallel_runtime.model.weight_gradients import WeightGradients
 
 Matrix = tuple[Tensor, Tensor | None]
 """Weight (out, in) and bias of a linear map."""
@@ -47,9 +50,11 @@ def embed(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
     return F.embedding(tokens_SB, weight_VH)
 
 
-def summed_loss(x_SBH: Tensor, weight_VH: Tensor, targets_SB: Tensor) -> Tensor:
+def summed_loss(
+    x_SBH: Tensor, weight_VH: Tensor, targets_SB: Tensor, columns: Callable[..., tuple[Tensor, ...]] = columns
+) -> Tensor:
     """Cross entropy summed over the tokens whose target is not IGNORED; at least in float32."""
-    logits = F.linear(x_SBH, weight_VH)
+    (logits,) = columns(x_SBH, (weight_VH, None))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets_SB.flatten(), ignore_index=IGNORED, reduction="sum")
 
@@ -73,6 +78,8 @@ class Seams:
     columns: Callable[..., tuple[Tensor, ...]] = columns
     """x (S, B, H) and the matrices (weight, bias) that it meets together -> x W^T + b of each; these are cut by columns,
     and what is made of their outputs by rows."""
+    rows: Callable[[Tensor, Tensor], Tensor] = F.linear
+    """x and the weight of a matrix that is cut by rows -> x W^T, this rank's part of it."""
     leave: Callable[[Tensor], Tensor] = unchanged
     """Product with a matrix that is cut by rows, before its bias is added."""
     own_tokens: Callable[[Tensor], Tensor] = unchanged
@@ -97,3 +104,5 @@ class Seams:
     """Called with a block's name (model/blocks.py) before its forward reads its parameters."""
     leave_block: Callable[[str, Tensor], Tensor] = same_output
     """Called with a block's name and its output after its forward."""
+    later: WeightGradients | None = None
+    """Where backward leaves the gradients of weights when it is split (weight_gradients.py)."""

@@ -1,7 +1,8 @@
 """Runs a pipeline table: one executor for all schedules, and for one stage without a pipeline.
 
 A boundary activation is a leaf that wants a gradient; backward starts from the output with the gradient that came from
-the next stage. Which action waits for which message, and when memory is let go, follows from the table alone.
+the next stage. Where the schedule splits backward, its second half is what model/weight_gradients.py has left to do. Which
+action waits for which message, and when memory is let go, follows from the table alone.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.parallel_runtime.comm import Comm, Handle, Ready
+from stepscope.parallel_runtime.comm_streams import pipeline_stream
 from stepscope.parallel_runtime.data import Batch
 from stepscope.parallel_runtime.memory import ActivationCounter
-from stepscope.parallel_runtime.pp.schedules import Action, Place, Table, destination_of, source_of
+from stepscope.parallel_runtime.model.weight_gradients import Unfinished, WeightGradients, finish
+from stepscope.parallel_runtime.pp.schedules import Action, Place, Table, destination_of, source_of, wraps_round
 from stepscope.parallel_runtime.pp.validator import activation_peak
 from stepscope.tracer.recorder import NullRecorder
 
@@ -29,25 +32,31 @@ class PipelineExecutor:
     def __init__(
         self,
         chunks: Sequence[nn.Module],
-        table: Table,
+        tables: Sequence[Table],
         comm: Comm,
         boundary_shape: Sequence[int],
         dtype: torch.dtype,
         device: torch.device | str,
         activations: ActivationCounter | None = None,
         loss_scale: float = 1.0,
+        later: WeightGradients | None = None,
     ) -> None:
-        """`boundary_shape`: of an activation between stages, normally (S, B, H). `loss_scale`: all gradients are
-        multiplied by it."""
+        """`tables`: of all stages. `boundary_shape`: of an activation between stages, normally (S, B, H). `loss_scale`: all
+        gradients are multiplied by it. `later`: where the chunks leave the weights' gradients, if the tables split backward.
+        """
         self._loss_scale = loss_scale
         self._activations = activations or ActivationCounter(chunks, NullRecorder())
-        self.chunks, self.table, self.comm = chunks, table, comm
-        self.boundary = (tuple(boundary_shape), dtype, device)
         self.stage, self.stages = comm.index("pp"), comm.size("pp")
+        self.chunks, self.table, self.comm, self.later = chunks, tables[self.stage], comm, later
+        self.boundary = (tuple(boundary_shape), dtype, device)
         self._last_gradient = {
-            action.chunk: action for action in table if action.kind == "compute" and action.phase != "forward"
+            action.chunk: action for action in self.table if action.kind == "compute" and action.phase != "forward"
         }
-        self._most_sent = activation_peak(table) + 1
+        split = any(action.phase == "weight_grad" for action in self.table)
+        assert split == (later is not None), "whether backward is split is the table's business"
+        # The stage that gets the gradients can lag behind by what it holds: waiting for older ones lets their memory go
+        # and never holds up a schedule that keeps its promise.
+        self._most_sent = activation_peak(tables[(self.stage - 1) % self.stages])
         self._begin(None)
 
     def run(self, batch: Batch, before_last_gradient: Callable[[int], None] | None = None) -> Tensor | None:
@@ -59,6 +68,7 @@ class PipelineExecutor:
         runners = {
             ("compute", "forward"): self._forward,
             ("compute", "backward"): self._backward,
+            ("compute", "weight_grad"): self._weight_gradients,
             ("send", "forward"): self._send,
             ("send", "backward"): self._send,
             ("receive", "forward"): self._receive,
@@ -83,6 +93,10 @@ class PipelineExecutor:
         self._alive: dict[
             tuple[int, int], tuple[Tensor | None, Tensor]
         ] = {}  # boundary input and output, until backward
+        self._stand_ins: dict[tuple[int, int], dict[str, Tensor]] = {}  # until backward, where it is split ...
+        self._unfinished: dict[
+            tuple[int, int], tuple[Unfinished, int]
+        ] = {}  # ... and then until the weights' gradients
         self._outgoing: dict[Action, Tensor] = {}
         self._arriving: dict[Action, Handle | Ready] = {}
         self._sent_forward: dict[tuple[int, int], Handle | Ready] = {}
@@ -96,14 +110,28 @@ class PipelineExecutor:
         if x is not None:
             x.requires_grad_()
         with self._activations.measuring(action.chunk, action.microbatch):
-            y = self.chunks[action.chunk](x, self._batch.microbatches[action.microbatch], self._batch.valid_tokens)
+            y = self._run(action, x)
         self.comm.recorder.block(BOUNDARY)
         self._alive[action.chunk, action.microbatch] = (x, y)
-        self._activations.sample(self._alive)
+        self._sample()
         if self._destination(action) is not None:
             self._outgoing[action._replace(kind="send")] = y.detach()
         else:
             self._loss = y.detach() if self._loss is None else self._loss + y.detach()
+
+    def _run(self, action: Action, x: Tensor | None) -> Tensor:
+        assert self._batch is not None
+        module, inputs = (
+            self.chunks[action.chunk],
+            (x, self._batch.microbatches[action.microbatch], self._batch.valid_tokens),
+        )
+        if self.later is None:
+            return module(*inputs)
+        y, self._stand_ins[action.chunk, action.microbatch] = self.later.forward(module, *inputs)
+        return y
+
+    def _sample(self) -> None:
+        self._activations.sample(self._alive, sum(kept for _, kept in self._unfinished.values()))
 
     def _backward(self, action: Action) -> None:
         key = (action.chunk, action.microbatch)
@@ -115,10 +143,20 @@ class PipelineExecutor:
             gradient = torch.full_like(y, self._loss_scale)
         torch.autograd.backward(y, gradient)
         self.comm.recorder.block(BOUNDARY)
-        self._activations.sample(self._alive)
+        if self.later is not None:
+            unfinished = self.later.take(self._stand_ins.pop(key))
+            self._unfinished[key] = (unfinished, unfinished.kept_bytes())
+        self._sample()
         if x is not None:
             assert x.grad is not None, "a boundary activation without gradient: the stage does not use its input"
             self._outgoing[action._replace(kind="send")] = x.grad
+
+    def _weight_gradients(self, action: Action) -> None:
+        unfinished, _ = self._unfinished.pop((action.chunk, action.microbatch))
+        finish(self.chunks[action.chunk], unfinished, self.comm.recorder)
+        self.comm.recorder.block(BOUNDARY)
+        del unfinished
+        self._sample()
 
     def _arrived(self, action: Action) -> Tensor | None:
         """The message that the action needs; None where it needs none."""
@@ -136,23 +174,25 @@ class PipelineExecutor:
             "pp",
             source.stage,
             strategy="pp",
-            stream=f"pp.{action.phase}.receive",
+            stream=self._stream(action),
         )
 
     def _send(self, action: Action) -> None:
         destination = self._destination(action)
         assert destination is not None, f"nowhere to send {action}"
         handle = self.comm.send(
-            self._outgoing.pop(action), "pp", destination.stage, strategy="pp", stream=f"pp.{action.phase}.send"
+            self._outgoing.pop(action), "pp", destination.stage, strategy="pp", stream=self._stream(action)
         )
         if action.phase == "forward":
             self._sent_forward[action.chunk, action.microbatch] = handle
             return
-        # The stage before can lag behind by what it holds, this stage's own peak and one: waiting for older gradients
-        # lets their memory go and never holds up a schedule that keeps its promise.
         self._sent_backward.append(handle)
         if len(self._sent_backward) > self._most_sent:
             self._sent_backward.popleft().wait()
 
     def _destination(self, action: Action) -> Place | None:
         return destination_of(action.phase, Place(self.stage, action.chunk), self.stages, len(self.chunks))
+
+    def _stream(self, action: Action) -> str:
+        wraps = wraps_round(action, self.stage, self.stages, len(self.chunks))
+        return pipeline_stream(action.phase, action.kind, wraps)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from stepscope.parallel_runtime.pp.schedules import (
@@ -20,6 +22,7 @@ from stepscope.parallel_runtime.pp.schedules import (
     destination_of,
     source_of,
     with_communication,
+    wraps_round,
 )
 
 
@@ -27,13 +30,15 @@ class ScheduleError(ValueError):
     """A table that would compute something else, hang, or hold more activations than it promises."""
 
 
-def plan(schedule: str, stages: int, microbatches: int) -> tuple[Table, ...]:
+@lru_cache(maxsize=64)
+def plan(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[Table, ...]:
     """The complete, validated tables of all stages. ValueError (also ScheduleError) says what is wrong."""
-    computing = compute_tables(schedule, stages, microbatches)
-    tables = tuple(with_communication(table, stage, stages) for stage, table in enumerate(computing))
-    validate(tables, microbatches)
+    computing = compute_tables(schedule, stages, microbatches, chunks)
+    tables = tuple(with_communication(table, stage, stages, chunks) for stage, table in enumerate(computing))
+    validate(tables, microbatches, chunks)
     for stage, table in enumerate(tables):
-        peak, promised = activation_peak(table), SCHEDULES[schedule].activation_peak(stage, stages, microbatches)
+        peak = activation_peak(table)
+        promised = SCHEDULES[schedule].activation_peak(stage, stages, microbatches, chunks)
         if peak != promised:
             raise ScheduleError(f"{schedule}: stage {stage} holds {peak} microbatches at once, promised {promised}")
     return tables
@@ -116,20 +121,25 @@ def describe(action: Action) -> str:
 # -- simulation --------------------------------------------------------------------------------------------------------
 
 
+Time = float | Fraction
+"""In any unit; whole numbers and fractions stay exact."""
+
+
 class Timed(NamedTuple):
     """A compute action with its virtual times."""
 
     action: Action
-    start: float
-    end: float
+    start: Time
+    end: Time
 
 
-QueueOf = Callable[[Action], Hashable]
+QueueOf = Callable[[Action, bool], Hashable]
+"""(action, whether its message goes round from the last stage to the first or back) -> queue."""
 
 
-def queue_by_role(action: Action) -> Hashable:
-    """The runtime's queues: one for each direction and role, four in all."""
-    return action.kind, action.phase
+def queue_by_role(action: Action, wraps: bool) -> Hashable:
+    """The runtime's queues (executor.stream_of): one for each direction and role, messages that go round apart."""
+    return action.kind, action.phase, wraps
 
 
 @dataclass
@@ -138,17 +148,17 @@ class _Stage:
 
     table: Table
     position: int = 0
-    now: float = 0
-    queues: dict[Hashable, deque[tuple[Action, float]]] = field(default_factory=dict)  # posted, not yet done
-    free: dict[Hashable, float] = field(default_factory=dict)  # when the queue's last message was done
-    arrived: dict[Action, float] = field(default_factory=dict)
+    now: Time = 0
+    queues: dict[Hashable, deque[tuple[Action, Time]]] = field(default_factory=dict)  # posted, not yet done
+    free: dict[Hashable, Time] = field(default_factory=dict)  # when the queue's last message was done
+    arrived: dict[Action, Time] = field(default_factory=dict)
     timed: list[Timed] = field(default_factory=list)
 
 
 def simulate(
     tables: Sequence[Table],
-    durations: Mapping[str, float] | None = None,
-    transfer: float = 0,
+    durations: Mapping[str, Time] | None = None,
+    transfer: Time = 0,
     chunks: int = 1,
     queue_of: QueueOf = queue_by_role,
 ) -> list[list[Timed]]:
@@ -177,7 +187,7 @@ def _advance(
     stage: _Stage,
     number: int,
     stages: Sequence[_Stage],
-    durations: Mapping[str, float],
+    durations: Mapping[str, Time],
     chunks: int,
     queue_of: QueueOf,
 ) -> bool:
@@ -186,7 +196,8 @@ def _advance(
     while stage.position < len(stage.table):
         action = stage.table[stage.position]
         if action.kind != "compute":
-            stage.queues.setdefault(queue_of(action), deque()).append((action, stage.now))
+            key = queue_of(action, wraps_round(action, number, len(stages), chunks))
+            stage.queues.setdefault(key, deque()).append((action, stage.now))
         else:
             source = source_of(action.phase, Place(number, action.chunk), len(stages), chunks)
             receive = action._replace(kind="receive")
@@ -201,7 +212,7 @@ def _advance(
     return stage.position > begin
 
 
-def _deliver(number: int, stages: Sequence[_Stage], transfer: float, chunks: int, queue_of: QueueOf) -> bool:
+def _deliver(number: int, stages: Sequence[_Stage], transfer: Time, chunks: int, queue_of: QueueOf) -> bool:
     """Complete the sends of one stage whose receive stands at the head of its queue; whether any did."""
     sender, delivered = stages[number], False
     for key, queue in sender.queues.items():
@@ -211,7 +222,7 @@ def _deliver(number: int, stages: Sequence[_Stage], transfer: float, chunks: int
             if there is None:
                 raise ScheduleError(f"stage {number}: {describe(action)} has no destination")
             receive = action._replace(kind="receive", chunk=there.chunk)
-            receiver, other = stages[there.stage], queue_of(receive)
+            receiver, other = stages[there.stage], queue_of(receive, there.chunk != action.chunk)
             if not receiver.queues.get(other):
                 break
             head, ready = receiver.queues[other][0]

@@ -1,7 +1,8 @@
 """What tensor parallelism with sequence parallelism sends in a step, from the configuration alone.
 
 Each all-reduce of tp becomes an all-gather and a reduce-scatter of the same message size. Backward gathers the inputs of
-the matrices cut by columns once more (they are kept in parts): two all-gathers a layer, one for the head.
+the matrices cut by columns once more (they are kept in parts): two all-gathers a layer, one for the head; where the
+gradients of weights come later, so do these.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def step_traffic(
                 found[Message(strategy, collective, phase, at.activation)] += times * at.microbatches
 
     move("sp", "forward", at.sums, at.sums)
-    move("sp", "backward", 2 * at.sums, at.sums)
+    move("sp", "backward", at.sums, at.sums)
+    move("sp", parallel.gradient_phase, at.sums, 0)
     if parallel.recompute == "full":
         move("sp", "recompute", at.sums, at.sums)
     if at.first:
@@ -38,7 +40,8 @@ def step_traffic(
         move("embedding", "backward", 1, 0)
     if at.last:
         move("loss", "forward", 1, 0)
-        move("loss", "backward", 1, 1)
+        move("loss", "backward", 0, 1)
+        move("loss", parallel.gradient_phase, 1, 0)
         found[Message("loss", "all_reduce", "forward", at.number_a_token)] += 3 * at.microbatches
     summed = whole_bytes(model, parallel, train, stage, place)
     if summed:

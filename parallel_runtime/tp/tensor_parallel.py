@@ -13,7 +13,7 @@ Shapes: S sequence, B batch, H hidden, V vocabulary; parts of a cut dimension ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,13 @@ from torch import Tensor
 from stepscope.parallel_runtime.comm import Comm
 from stepscope.parallel_runtime.data import IGNORED
 from stepscope.parallel_runtime.model.seams import Matrix, Seams
+from stepscope.parallel_runtime.model.weight_gradients import (
+    WeightGradients,
+    gradient_of_input,
+    gradients_of_parts,
+    halves,
+    leave_products,
+)
 
 
 class TensorParallel:
@@ -33,9 +40,14 @@ class TensorParallel:
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
+        self.later: WeightGradients | None = None
+        self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
 
     def seams(self, base: Seams) -> Seams:
         """`base` with this rank's part of every cut matrix."""
+        self.later = base.later
+        if base.later is not None:
+            self.lookup = base.later.lookup
         return replace(
             base,
             tensor_parallel=self.comm.size("tp"),
@@ -49,7 +61,7 @@ class TensorParallel:
     def columns(self, x_SBH: Tensor, *matrices: Matrix, strategy: str = "") -> tuple[Tensor, ...]:
         """x W^T + b of each matrix, all cut by columns: each rank has its columns of the result."""
         weights, biases = zip(*matrices, strict=True)
-        return ColumnParallel.apply(self.comm, strategy or self.strategy, x_SBH, *weights, *biases)
+        return ColumnParallel.apply(self.comm, strategy or self.strategy, self.later, x_SBH, *weights, *biases)
 
     def leave(self, y_SBH: Tensor, strategy: str = "") -> Tensor:
         """The sum over ranks of their parts of a product; `y_SBH` is overwritten."""
@@ -62,7 +74,7 @@ class TensorParallel:
     def embed(self, tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
         """Each rank looks up the tokens of its part of the vocabulary, the others give 0: the sum is the embedding."""
         place, elsewhere = self._in_vocabulary(tokens_SB, weight_VH.shape[0])
-        rows = F.embedding(place, weight_VH).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        rows = self.lookup(place, weight_VH).masked_fill(elsewhere.unsqueeze(-1), 0.0)
         return self.leave(rows, "embedding")
 
     def summed_loss(self, x_SBH: Tensor, weight_VH: Tensor, targets_SB: Tensor) -> Tensor:
@@ -86,10 +98,13 @@ class ColumnParallel(torch.autograd.Function):
     """f and the matrices behind it: forward without communication, an all-reduce of the input's gradient in backward."""
 
     @staticmethod
-    def forward(ctx: Any, comm: Comm, strategy: str, x: Tensor, *parts: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, comm: Comm, strategy: str, later: WeightGradients | None, x: Tensor, *parts: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """`parts`: the weights, then as many biases, of which each may be None."""
         weights, biases = halves(parts)
         ctx.comm, ctx.strategy, ctx.biased = comm, strategy, [bias is not None for bias in biases]
+        ctx.later, ctx.parts = later, None if later is None else parts
         ctx.save_for_backward(x, *weights)
         return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
@@ -98,8 +113,12 @@ class ColumnParallel(torch.autograd.Function):
         """The sum is under way while the weights' gradients are computed."""
         x, *weights = ctx.saved_tensors
         summing = ctx.comm.all_reduce(gradient_of_input(gradients, weights), "tp", strategy=ctx.strategy)
-        parts = gradients_of_parts(gradients, x, ctx.biased)
-        return None, None, summing.wait(), *parts
+        parts: tuple[Tensor | None, ...]
+        if ctx.later is not None:
+            parts = leave_products(ctx.later, ctx.parts, gradients, x)
+        else:
+            parts = gradients_of_parts(gradients, x, ctx.biased)
+        return None, None, None, summing.wait(), *parts
 
 
 class ReduceFromTensorParallel(torch.autograd.Function):
@@ -149,31 +168,3 @@ class VocabularyCrossEntropy(torch.autograd.Function):
         at_target = -scale_SB.masked_fill(elsewhere_SB, 0.0)
         gradient_SBV.scatter_add_(-1, place_SB.unsqueeze(-1), at_target.unsqueeze(-1))
         return None, gradient_SBV, None, None, None
-
-
-# -- the matrices' gradients, shared with sequence parallelism ---------------------------------------------------------
-
-
-def halves(parts: Sequence[Tensor | None]) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """Weights and biases, which autograd functions take in one row."""
-    middle = len(parts) // 2
-    return tuple(weight for weight in parts[:middle] if weight is not None), tuple(parts[middle:])
-
-
-def gradient_of_input(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Sum over the matrices of dy W, (S, B, H): this rank's part."""
-    first, *rest = gradients
-    total = first.flatten(0, 1) @ weights[0]
-    for gradient, weight in zip(rest, weights[1:], strict=True):
-        total.addmm_(gradient.flatten(0, 1), weight)
-    return total.unflatten(0, first.shape[:2])
-
-
-def gradients_of_parts(gradients: Sequence[Tensor], x_SBH: Tensor, biased: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """dy^T x of each weight, then the sum of dy over the tokens for each bias."""
-    rows = [gradient.flatten(0, 1) for gradient in gradients]
-    x = x_SBH.flatten(0, 1)
-    return (
-        *(row.t() @ x for row in rows),
-        *(row.sum(0) if has else None for row, has in zip(rows, biased, strict=True)),
-    )

@@ -66,18 +66,18 @@ class FullyShardedData(ShardedData):
         self,
         named: Iterable[tuple[str, nn.Parameter]],
         comm: Comm,
-        uses: Sequence[Use],
+        uses: Sequence[Sequence[Use]],
         overlap: bool = True,
         reshard: bool = True,
         prefetch: int = 1,
         over: Over = DENSE,
     ) -> None:
-        """`uses`: the blocks in order of forward, with the units that each reads; `prefetch`: blocks gathered ahead."""
+        """`uses`: the blocks of each chunk in order of forward, with the units that each reads; `prefetch`: blocks gathered
+        ahead, within a chunk."""
         super().__init__(named, comm, 3, overlap, over)
         self.reshard, self.prefetch = reshard, prefetch
         self._gathered = {unit.name: Gathered(unit, comm, self.strategy, over) for unit in self.units}
-        self._uses = list(uses)
-        self._place = {use.block: place for place, use in enumerate(self._uses)}
+        self._place = {use.block: (chunk, place) for chunk in uses for place, use in enumerate(chunk)}
 
     # -- called by the model -----------------------------------------------------------------------------------------
 
@@ -96,19 +96,19 @@ class FullyShardedData(ShardedData):
 
     def _bring(self, block: str, direction: int) -> None:
         """Gather what the block needs, and what those that follow in this direction need; wait for the former."""
-        place = self._place[block]
+        uses, place = self._place[block]
         for ahead in range(self.prefetch + 1):
             where = place + direction * ahead
-            if 0 <= where < len(self._uses):
-                for unit in self._units(self._uses[where].block):
+            if 0 <= where < len(uses):
+                for unit in self._units(uses[where].block):
                     unit.ask()
         for unit in self._units(block):
             unit.wait()
 
     def _units(self, block: str) -> list[Gathered]:
         """Of those that this strategy cuts: a layer has a unit of experts too, or of experts only, or none."""
-        names = self._uses[self._place[block]].units
-        return [self._gathered[name] for name in names if name in self._gathered]
+        uses, place = self._place[block]
+        return [self._gathered[name] for name in uses[place].units if name in self._gathered]
 
     # -- a step ------------------------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class ShardedData:
         self.named = [piece for unit in self.units for piece in unit.pieces]
         self.parameters = [piece for _, piece in self.named]
         self._most = len(self.units) if level == 1 else int(overlap)  # reductions under way at a time
-        self._armed = False
+        self._armed: set[str] = set()  # units whose next gradients are the last ones
         self._reduced: set[str] = set()
         self._under_way: deque[tuple[Unit, Handle | Ready, bool]] = deque()
         self._between_copies: list[Handle | Ready] = []
@@ -146,7 +146,7 @@ class ShardedData:
 
     def begin_step(self) -> None:
         """Gradients become zero."""
-        self._armed = False
+        self._armed.clear()
         self._reduced.clear()
         for unit in self.units:
             unit.begin_step()
@@ -157,9 +157,12 @@ class ShardedData:
             for parameter, view in zip(unit.parameters, unit.split(unit.whole_gradient), strict=True):
                 parameter.grad = view
 
-    def arm(self) -> None:
-        """The backward that follows is the last of the step."""
-        self._armed = True
+    def arm(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """The next gradients of these (None: of all) are the last of the step; a unit lies within one chunk."""
+        concerned = None if parameters is None else {id(parameter) for parameter in parameters}
+        for unit in self.units:
+            if concerned is None or id(unit.parameters[0]) in concerned:
+                self._armed.add(unit.name)
 
     def finish(self) -> None:
         """After the last backward: reduce what is left, and wait for everything."""
@@ -172,7 +175,7 @@ class ShardedData:
             self._settle()
         for handle in self._between_copies:
             handle.wait()
-        self._armed, self._between_copies = False, []
+        self._armed, self._between_copies = set(), []
 
     def after_update(self) -> None:
         """After the optimizer: everyone gets everyone's updated shards."""
@@ -194,7 +197,7 @@ class ShardedData:
 
     def _complete(self, unit: Unit) -> None:
         """All gradients of a unit are there."""
-        if self.level > 1 or (self._armed and self.overlap):
+        if self.level > 1 or (unit.name in self._armed and self.overlap):
             self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
@@ -207,7 +210,7 @@ class ShardedData:
             source, self.over.axis, strategy=self.strategy, stream=self.over.reduce, output=output
         )
         # A reduction of an earlier microbatch may still be under way when the last one is armed: each has its own flag.
-        self._under_way.append((unit, handle, self._armed))
+        self._under_way.append((unit, handle, unit.name in self._armed))
         del source
         while len(self._under_way) > self._most:
             self._settle()

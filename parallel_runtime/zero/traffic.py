@@ -34,15 +34,15 @@ def step_traffic(
     sizes = {unit.name: unit.padded * item for unit in stage_units(model, parallel, stage, experts)}
     found: Counter[Message] = Counter()
     times = train.microbatches if parallel.zero > 1 else 1
-    phase = "other" if parallel.zero == 1 and not parallel.overlap else "backward"
+    phase = "other" if parallel.zero == 1 and not parallel.overlap else parallel.gradient_phase
     for size in sizes.values():
         found[Message(strategy, "reduce_scatter", phase, size)] += times
         if parallel.zero < 3:
             found[Message(strategy, "all_gather", "optimizer", size)] += 1
     if parallel.zero == 3:
-        table = plan(parallel.schedule, parallel.pp, train.microbatches)[stage]
-        phases = [action.phase for action in table if action.kind == "compute"]
-        for gathered_in, unit in gathers(stage_uses(model, parallel, stage), phases, parallel.reshard):
+        table = plan(parallel.schedule, parallel.pp, train.microbatches, parallel.chunks)[stage]
+        passes = [(action.chunk, action.phase) for action in table if action.kind == "compute"]
+        for gathered_in, unit in gathers(stage_uses(model, parallel, stage), passes, parallel.reshard):
             if unit in sizes:
                 found[Message(strategy, "all_gather", gathered_in, sizes[unit])] += 1
     return found
@@ -59,8 +59,8 @@ def copies_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainCon
     uses = stage_uses(model, parallel, stage)
     for unit in stage_units(model, parallel, stage):
         size = unit.padded // Mesh.of(parallel).size("shard") * ITEM_BYTES[train.dtype]
-        late = parallel.zero == 1 or (parallel.overlap and unit.name == uses[0].units[0])
-        found[Message(f"zero{parallel.zero}", "all_reduce", "other" if late else "backward", size)] += 1
+        late = parallel.zero == 1 or (parallel.overlap and unit.name == uses[0][0].units[0])
+        found[Message(f"zero{parallel.zero}", "all_reduce", "other" if late else parallel.gradient_phase, size)] += 1
     return found
 
 

@@ -101,20 +101,36 @@ def uses_of(layers: Iterable[int], first: bool, last: bool, tied: bool) -> tuple
     return tuple(uses)
 
 
-def stage_uses(model: ModelConfig, parallel: ParallelConfig, stage: int) -> tuple[Use, ...]:
-    """The same for pipeline stage `stage`."""
-    return uses_of(parallel.layers_of(stage, model.layers), stage == 0, stage == parallel.pp - 1, model.tied)
+def stage_uses(model: ModelConfig, parallel: ParallelConfig, stage: int) -> tuple[tuple[Use, ...], ...]:
+    """The same for each chunk of pipeline stage `stage`."""
+    last = (parallel.pp - 1, parallel.chunks - 1)
+    return tuple(
+        uses_of(
+            parallel.chunk_layers(stage, chunk, model.layers),
+            (stage, chunk) == (0, 0),
+            (stage, chunk) == last,
+            model.tied,
+        )
+        for chunk in range(parallel.chunks)
+    )
 
 
-def gathers(uses: Sequence[Use], phases: Iterable[str], reshard: bool) -> list[tuple[str, str]]:
-    """(phase, unit) of every gather of a stage that runs these passes, `forward` or `backward`, one after the other.
+def gathers(chunks: Sequence[Sequence[Use]], passes: Iterable[tuple[int, str]], reshard: bool) -> list[tuple[str, str]]:
+    """(phase, unit) of every gather of a stage that runs these passes, one after the other: (chunk, phase) of each.
 
-    A unit is gathered when a block needs it and it is not there; forward lets it go after its block (`reshard`), backward
-    once its gradients are complete, which is when its first user has run.
+    A unit is gathered when a block needs it and it is not there; forward lets it go after its block (`reshard`), what comes
+    last (backward, or the weights' gradients where they come later) once its gradients are complete, which is when its
+    first user has run.
     """
+    passes = list(passes)
+    split = any(phase == "weight_grad" for _, phase in passes)
     present: set[str] = set()
     found = []
-    for phase in phases:
+    for chunk, phase in passes:
+        uses = chunks[chunk]
+        if phase == "weight_grad":
+            present -= {unit for use in uses for unit in use.units}
+            continue
         order = uses if phase == "forward" else uses[::-1]
         for number, (_, units) in enumerate(order):
             for unit in units:
@@ -122,8 +138,8 @@ def gathers(uses: Sequence[Use], phases: Iterable[str], reshard: bool) -> list[t
                     present.add(unit)
                     found.append((phase, unit))
             still = {unit for use in order[number + 1 :] for unit in use.units}
-            if phase == "backward":
+            if phase == "backward" and not split:
                 present -= {unit for unit in units if unit not in still}
-            elif reshard:
+            elif phase == "forward" and reshard:
                 present -= set(units)
     return found

@@ -29,6 +29,7 @@ from stepscope.parallel_runtime.config import (
     preset,
 )
 from stepscope.parallel_runtime.naming import claim, claim_below, run_name
+from stepscope.parallel_runtime.pp.split import parse_split
 
 if TYPE_CHECKING:
     from stepscope.parallel_runtime.compose import Configuration
@@ -69,6 +70,12 @@ def run(
         int, option("Expert parallel ranks, among those of dp x cp x tp: the experts are cut.", LAYOUT)
     ] = ParallelConfig.ep,
     schedule: Annotated[str, option(f"Pipeline schedule: {', '.join(SCHEDULES)}.", LAYOUT)] = "1f1b",
+    chunks: Annotated[
+        int | None, option("Chunks of layers a stage, with --schedule interleaved (2 unless given).", LAYOUT)
+    ] = None,
+    split: Annotated[
+        str, option("Layers of each stage: equal, balanced (by estimated cost), or numbers such as 2,1,1.", LAYOUT)
+    ] = "equal",
     bucket_mb: Annotated[float, option("Size of a gradient bucket in MB.", LAYOUT)] = ParallelConfig.bucket_mb,
     overlap: Annotated[
         bool, option("Reduce gradient buckets during backward, or all after it.", LAYOUT, "--overlap/--no-overlap")
@@ -170,6 +177,7 @@ def run(
         changes |= {"dense_layers": dense_layers, "router": router, "balance": balance, "balance_rate": balance_rate}
         changes |= {"aux_weight": aux_weight, "capacity_factor": capacity_factor, "routing_skew": routing_skew}
         model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
+        chunks = chunks or (2 if schedule == "interleaved" and pp > 1 else 1)
         parallel = ParallelConfig(
             pp=pp,
             dp=dp,
@@ -180,6 +188,8 @@ def run(
             tp=tp,
             sp=sp,
             schedule=schedule,
+            chunks=chunks,
+            split=parse_split(split, model, pp * chunks),
             bucket_mb=bucket_mb,
             zero=zero,
             replicate=replicate,

@@ -69,8 +69,12 @@ def test_illegal_models(arguments: dict, message: str) -> None:
         ({"dp": 2, "zero": 3, "prefetch": -1}, "prefetch -1 must be at least 0"),
         ({"offload": "disk"}, "take one of none, cpu"),
         ({"zero": 4}, "zero 4 must be 0, 1, 2 or 3"),
-        ({"chunks": 2}, "interleaving is not built yet"),
-        ({"schedule": "interleaved"}, "not built yet: take 1f1b"),
+        ({"pp": 2, "chunks": 2}, "schedule 1f1b runs one chunk a stage: take schedule interleaved, or chunks 1"),
+        ({"chunks": 2, "schedule": "interleaved"}, "pp is 1: take pp 2, or chunks 1"),
+        (
+            {"pp": 2, "chunks": 2, "schedule": "interleaved", "split": (2, 2)},
+            r"split \(2, 2\) must name pp 2 x chunks 2 = 4 parts",
+        ),
         ({"schedule": "1b1f"}, "take one of naive, gpipe, 1f1b"),
         ({"bucket_mb": 0.0}, "bucket_mb 0.0 must be positive"),
         ({"pp": 2, "split": (4,)}, r"split \(4,\) must name 2 stages"),
@@ -178,6 +182,37 @@ def test_layers_of_each_stage() -> None:
     assert layers == [[0, 1, 2], [3, 4, 5], [6, 7]]
     uneven = ParallelConfig(pp=2, split=(1, 3))
     assert [list(uneven.layers_of(stage, 4)) for stage in range(2)] == [[0], [1, 2, 3]]
+
+
+def test_layers_of_each_chunk() -> None:
+    """Chunk c of stage s is place 2 c + s of the way through the model."""
+    two = ParallelConfig(pp=2, schedule="interleaved", chunks=2)
+    assert [[list(two.chunk_layers(stage, chunk, 6)) for chunk in range(2)] for stage in range(2)] == [
+        [[0, 1], [4]],
+        [[2, 3], [5]],
+    ]
+    assert [two.layers_of(stage, 6) for stage in range(2)] == [(0, 1, 4), (2, 3, 5)]
+    uneven = dataclasses.replace(two, split=(1, 1, 1, 2))
+    assert [uneven.layers_of(stage, 5) for stage in range(2)] == [(0, 2), (1, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model", "train", "message"),
+    [
+        (
+            {"chunks": 3},
+            {"layers": 4},
+            {},
+            "pp 2 x chunks 3 = 6 parts need a layer each, .* 4: take chunks 2, or layers 6",
+        ),
+        ({"chunks": 2}, {}, {"microbatches": 5}, "groups of pp 2, and 5 is no multiple: take microbatches 6"),
+        ({}, {}, {"microbatches": 1}, "1 is no multiple: take microbatches 2"),
+        ({"chunks": 2, "split": (1, 1, 1, 2)}, {"layers": 4}, {}, "has 5 layers, the model has 4"),
+    ],
+)
+def test_illegal_interleaving(parallel: dict, model: dict, train: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(ModelConfig(**model), ParallelConfig(pp=2, schedule="interleaved", **parallel), TrainConfig(**train))
 
 
 @given(st.integers(1, 8), st.integers(1, 40))

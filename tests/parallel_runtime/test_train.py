@@ -80,6 +80,13 @@ def on_rank_step(rank: int, c: Configuration, steps: int = 2) -> tuple[list[Oper
 LAYOUTS = {
     "dp4": configuration(dp=4, bucket_mb=0.005),
     "pp4 gpipe": configuration(pp=4, schedule="gpipe"),
+    "dp2 pp2 interleaved": configuration(
+        train=replace(TRAIN, microbatches=4), dp=2, pp=2, schedule="interleaved", chunks=2, bucket_mb=0.005
+    ),
+    "tp2 sp pp2 zb-h1": configuration(
+        replace(MODEL, kv_heads=2), tp=2, sp=True, pp=2, schedule="zb-h1", recompute="selective"
+    ),
+    "dp2 pp2 zb-h1": configuration(dp=2, pp=2, schedule="zb-h1", bucket_mb=0.005),
     "dp2 pp2 tied, clipped": configuration(
         replace(MODEL, tied=True), replace(TRAIN, clip=0.1, optimizer="adamw"), dp=2, pp=2, bucket_mb=0.005
     ),

@@ -72,12 +72,14 @@ def test_gathers_by_hand():
     uses = uses_of(range(2), first=True, last=True, tied=True)
     assert uses[-1] == Use("head", ("head", "embedding"))
     up = ["embedding", "layer.0", "layer.1", "head", "embedding"]
-    assert [unit for phase, unit in gathers(uses, ["forward"], True)] == up  # the tied table twice
+    assert [unit for phase, unit in gathers([uses], [(0, "forward")], True)] == up  # the tied table twice
     down = ["head", "embedding", "layer.1", "layer.0"]
-    assert [unit for phase, unit in gathers(uses, ["forward", "backward"], True) if phase == "backward"] == down
-    kept = gathers(uses, ["forward", "backward", "forward", "backward"], False)
+    assert [
+        unit for phase, unit in gathers([uses], [(0, "forward"), (0, "backward")], True) if phase == "backward"
+    ] == down
+    kept = gathers([uses], 2 * [(0, "forward"), (0, "backward")], False)
     assert kept == [("forward", unit) for unit in up[:4]] * 2
-    flying = gathers(uses, ["forward", "forward", "backward", "backward"], False)
+    flying = gathers([uses], 2 * [(0, "forward")] + 2 * [(0, "backward")], False)
     assert flying == [("forward", unit) for unit in up[:4]] + [("backward", unit) for unit in down]
 
 
