@@ -16,9 +16,11 @@ from stepscope.analysis.causes.classes import ahead_at, operation_classes, pictu
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.experts import experts
 from stepscope.analysis.causes.findings import Ground, findings
+from stepscope.analysis.causes.idle import idle
 from stepscope.analysis.causes.memory import memory
 from stepscope.analysis.causes.patterns import straggler_groups
 from stepscope.analysis.causes.pipeline import actions, pipeline
+from stepscope.analysis.causes.ratios import contention, ratios
 from stepscope.analysis.causes.reasons import Reasons
 from stepscope.analysis.causes.stragglers import stragglers
 from stepscope.analysis.causes.summary import Means, means
@@ -90,6 +92,9 @@ def analyze(
         alpha_beta=alpha_beta(parts, mean.steps),
         volumes=volumes(run.meta, parts, mean.ranks, mean.steps),
         memory=memory(run, decomposition.windows),
+        idle=idle(run, decomposition),
+        ratios=ratios(decomposition, mean),
+        contention=contention(run, decomposition, mean),
         experts=experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
         classes=classes,
         picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),

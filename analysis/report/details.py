@@ -33,7 +33,8 @@ class Detail:
 
 def details(report: Report) -> list[Detail]:
     """Those tables that the run has anything for."""
-    made = (_alpha_beta(report), _volumes(report), _memory(report), _experts(report), _loads(report))
+    makers = (_alpha_beta, _ratios, _volumes, _memory, _experts, _loads, _idle, _contention)
+    made = [make(report) for make in makers]
     return [one for one in made if one is not None and one.rows]
 
 
@@ -165,3 +166,62 @@ def _loads(report: Report) -> Detail | None:
 
 def _times(value: float) -> str:
     return units.DASH if units.undefined(value) else f"{units.significant(value, 3)} ×"
+
+
+WHY_IDLE = {
+    "synchronisation": "A call of the host waits for the device (or did when it ran dry).",
+    "launch_bound": "The next operation was launched only after the device had run dry.",
+    "queued": "The rank waits for a communication that has not begun.",
+    "host_work": "Rows of the host are recorded, and nothing tells when the next operation was launched.",
+    "head": "Before the first operation of the step.",
+    "tail": "After the last operation of the step.",
+    "unexplained": "None of these: rows do not tell.",
+}
+
+
+def _idle(report: Report) -> Detail | None:
+    """Means over counted ranks and steps; only reasons that occur."""
+    rows = report.idle
+    rows = rows[rows["rank"].isin(report.means.ranks) & rows["step"].isin(report.means.steps)]
+    whole = float(rows["idle_ns"].mean()) if len(rows) else 0.0
+    cells = []
+    for reason, meaning in WHY_IDLE.items():
+        ns = float(rows[f"{reason}_ns"].mean()) if len(rows) else 0.0
+        if ns > 0:
+            cells.append((ns, [reason.replace("_", " "), units.duration(ns), units.share(ns / whole), meaning]))
+    cells.sort(key=lambda cell: -cell[0])
+    of = "Why nothing was in flight, the first reason that applies; means of a rank and step."
+    heads = ("reason", "idle", "share", "meaning")
+    return Detail("Idle time explained", of, heads, [row for _, row in cells], 1, page_only=("meaning",))
+
+
+def _ratios(report: Report) -> Detail | None:
+    heads = ("axis", "compute a step", "transfer a step|Waits are no transfer.", "compute / transfer")
+    rows = [
+        [
+            word(row["axis"]),
+            *(units.duration(row[f"{name}_ns_per_step"]) for name in ("compute", "transfer")),
+            units.DASH if units.undefined(row["ratio"]) else units.significant(row["ratio"], 3),
+        ]
+        for _, row in report.ratios.iterrows()
+    ]
+    return Detail("Compute beside communication", "By mesh axis; means of a rank and step.", heads, rows)
+
+
+def _contention(report: Report) -> Detail | None:
+    heads = (
+        *("kernel", "beside a transfer|How many ran so.", "alone", "mean beside", "mean alone"),
+        *("contention|Mean beside / mean alone.", "lost a step"),
+    )
+    rows = [
+        [
+            word(row["name"]),
+            *(str(row[name]) for name in ("inside", "outside")),
+            *(units.duration(row[f"{name}_ns"]) for name in ("inside", "outside")),
+            _times(row["contention"]),
+            units.signed_duration(row["extra_ns_per_step"]),
+        ]
+        for _, row in report.contention.iterrows()
+    ]
+    of = "The same kernel beside a transfer and without any communication: what overlap costs the compute."
+    return Detail("Contention", of, heads, rows, page_only=("mean beside", "mean alone"))

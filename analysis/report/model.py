@@ -15,9 +15,11 @@ import pandas as pd
 
 from stepscope.analysis.causes.alpha_beta import FIT_COLUMNS, OUTLIER_COLUMNS, AlphaBeta
 from stepscope.analysis.causes.experts import LOAD_COLUMNS, RANK_COLUMNS, Experts
+from stepscope.analysis.causes.idle import IDLE_COLUMNS
 from stepscope.analysis.causes.memory import PEAK_COLUMNS, STATE_COLUMNS, Memory
 from stepscope.analysis.causes.patterns import StragglerGroup
 from stepscope.analysis.causes.pipeline import Pipeline
+from stepscope.analysis.causes.ratios import CONTENTION_COLUMNS, RATIO_COLUMNS
 from stepscope.analysis.causes.stragglers import Straggler
 from stepscope.analysis.causes.summary import MEAN_COLUMNS, Means, overlap_of, written
 from stepscope.analysis.causes.throughput import Throughput
@@ -74,6 +76,9 @@ class Report:
     volumes: pd.DataFrame  # VOLUME_COLUMNS
     memory: Memory
     experts: Experts
+    idle: pd.DataFrame  # IDLE_COLUMNS
+    ratios: pd.DataFrame  # RATIO_COLUMNS
+    contention: pd.DataFrame  # CONTENTION_COLUMNS
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
     picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
     picture_step: int | str | None = None
@@ -123,6 +128,9 @@ class Report:
                 "loads": records_of(self.experts.loads, LOAD_COLUMNS),
                 "ranks": records_of(self.experts.ranks, RANK_COLUMNS),
             },
+            "idle": records_of(self.idle, IDLE_COLUMNS),
+            "compute_per_transfer": records_of(self.ratios, RATIO_COLUMNS),
+            "contention": records_of(self.contention, CONTENTION_COLUMNS),
         }
 
     def _run(self) -> dict[str, Any]:

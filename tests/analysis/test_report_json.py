@@ -123,6 +123,7 @@ def test_the_page_names_every_field() -> None:
         *("run", "ledger_row", "summary", "overlap_row", "collective", "pipeline", "straggler"),
         *("straggler_group", "finding"),
         *("fit", "outlier", "volume", "memory_state", "memory_peak", "expert_load", "expert_rank"),
+        *("idle_row", "axis_ratio", "contended"),
     ):
         for name in SCHEMA["$defs"][section]["properties"]:
             assert f"`{name}`" in text or f'"{name}"' in text, f"{PAGE.name} does not explain {name}"
