@@ -18,7 +18,6 @@ from stepscope.parallel_runtime.config import (
     DTYPES,
     OFFLOAD,
     OPTIMIZERS,
-    PRESETS,
     RECOMPUTE,
     ROUTERS,
     SCHEDULES,
@@ -26,10 +25,11 @@ from stepscope.parallel_runtime.config import (
     TrainConfig,
     check,
     global_batch,
-    preset,
 )
 from stepscope.parallel_runtime.naming import claim, claim_below, run_name
 from stepscope.parallel_runtime.pp.split import parse_split
+from stepscope.parallel_runtime.published import LAYOUTS, PRESETS, laid_out, preset
+from stepscope.parallel_runtime.published import layout as layout_of
 
 if TYPE_CHECKING:
     from stepscope.parallel_runtime.compose import Configuration
@@ -55,6 +55,7 @@ def _usage() -> Iterator[None]:
 
 
 def run(
+    ctx: typer.Context,
     dp: Annotated[int, option("Data parallel replicas.", LAYOUT)] = 1,
     pp: Annotated[int, option("Pipeline stages.", LAYOUT)] = 1,
     tp: Annotated[int, option("Tensor parallel ranks: heads, feed-forward and vocabulary are cut.", LAYOUT)] = 1,
@@ -103,6 +104,9 @@ def run(
     recompute: Annotated[
         str, option(f"Activations that backward computes again: {', '.join(RECOMPUTE)}.", LAYOUT)
     ] = ParallelConfig.recompute,
+    layout: Annotated[
+        str | None, option(f"A published layout with its model: {', '.join(LAYOUTS)}; options beside it win.", LAYOUT)
+    ] = None,
     preset_name: Annotated[str, option(f"Model: {', '.join(PRESETS)}.", MODEL, "--preset")] = "tiny",
     layers: Annotated[int | None, option("Layers, in place of the preset's.", MODEL)] = None,
     hidden: Annotated[int | None, option("Hidden width, in place of the preset's.", MODEL)] = None,
@@ -153,6 +157,9 @@ def run(
     record_ranks: Annotated[
         str | None, option("Record only these ranks, such as 0-7,64; run.json says which.", RUN, "--record-ranks")
     ] = None,
+    force: Annotated[
+        bool, option("Start even where model state does not fit this machine by estimate.", RUN, "--force")
+    ] = False,
     timeout_s: Annotated[
         float, option("A communication that takes longer has failed.", RUN, "--timeout")
     ] = TrainConfig.timeout_s,
@@ -163,6 +170,9 @@ def run(
     The ranks are processes of this machine (CPU with gloo, or one GPU each with NCCL); under torchrun they are the ones
     that torchrun started. The run directory holds one trace a rank, which also opens in Perfetto, and `run.json`.
 
+    The models llama-3 and deepseek-v3 are published shapes to plan with (docs/presets.md); what this machine's memory
+    cannot hold is refused before it starts.
+
     Example: `stepscope run --dp 2 --pp 2 --schedule 1f1b --microbatches 8 --out runs/a`
     """
     from dataclasses import replace
@@ -170,6 +180,11 @@ def run(
     with _usage():
         if device not in DEVICES:
             raise ValueError(f"device {device!r} is unknown: take one of {', '.join(DEVICES)}")
+        given = {name for name in ctx.params if _is_given(ctx, name)}
+        published = None if layout is None else layout_of(layout)
+        if published is not None and "preset_name" in given and preset_name != published.preset:
+            raise ValueError(f"layout {layout} is one of {published.preset}, not of {preset_name}: leave --preset out")
+        preset_name = preset_name if published is None else published.preset
         chosen = preset(preset_name)
         changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
         changes |= {"tied": tied or None, "dropout": dropout}
@@ -215,6 +230,8 @@ def run(
             late_ms=late_ms,
             timeout_s=timeout_s,
         )
+        if published is not None:
+            model, parallel, train = laid_out(published, model, parallel, train, given)
         check(model, parallel, train)
 
     from stepscope.parallel_runtime.compose import Configuration
@@ -224,15 +241,22 @@ def run(
     name = run_name(preset_name, model, parallel, train)
     chosen_ranks = None if record_ranks is None else parse_ranks(record_ranks, parallel.world_size)
     spec = RunSpec(out.name if out else name, Configuration(model, parallel, train), record, quiet, chosen_ranks)
-    _start(name, spec, out, device)
+    _start(name, spec, out, device, force)
 
 
-def _start(name: str, spec: RunSpec, out: Path | None, device_name: str) -> None:
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether a person wrote this option."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _start(name: str, spec: RunSpec, out: Path | None, device_name: str, force: bool) -> None:
     """Launch the ranks; claim the directory once for all of them."""
     import os
     import sys
 
     from stepscope.parallel_runtime.device import Device
+    from stepscope.parallel_runtime.estimate import available_bytes, state_bytes, too_large
     from stepscope.parallel_runtime.failures import RankFailure
     from stepscope.parallel_runtime.launch import launch, ranks_here
     from stepscope.parallel_runtime.train import run_rank
@@ -250,6 +274,11 @@ def _start(name: str, spec: RunSpec, out: Path | None, device_name: str) -> None
 
     if speaks:
         print(describe(name, configuration, device), flush=True)
+    here = ranks_here(configuration.parallel.world_size)
+    state = state_bytes(configuration.model, configuration.parallel, configuration.train)
+    refusal = too_large(state, here, available_bytes(device.kind), device.kind)
+    if refusal is not None and not force:
+        raise StepscopeError(refusal)
     try:
         launch(
             run_rank,
