@@ -5,6 +5,7 @@ A format plans its tasks, reads one task into ranks (in whatever process), and s
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -98,9 +99,37 @@ def open_or_build(
             manifest = store.read_manifest(place)
             if manifest is not None and manifest["sources"] == plan.sources:
                 return store.open_store(place, manifest, plan.path)
-    place = store.writable_place(plan.path, plan.inside)
+    place, cache = store.writable_place(plan.path, plan.inside), store.cache_place(plan.path)
     store.remove_abandoned(place)
-    return build(plan, place, progress, refresh, engine, workers)
+    try:
+        return build(plan, place, progress, refresh, engine, workers)
+    except (OSError, RuntimeError) as error:
+        if not _out_of_space(error):
+            raise
+        if place == cache:
+            raise _no_space(cache) from error
+    try:  # the run's own disk is full: the cache directory often lies on another
+        return build(plan, cache, progress, refresh, engine, workers)
+    except (OSError, RuntimeError) as error:
+        if not _out_of_space(error):
+            raise
+        raise _no_space(cache) from error
+
+
+def _out_of_space(error: BaseException | None) -> bool:
+    """Whether a full disk (or quota) is at the bottom of it; the engine names the rank around the error itself."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _no_space(place: Path) -> StepscopeError:
+    return StepscopeError(
+        f"no space left for the columns of this run, neither beside it nor in {place.parent}: free some, or set"
+        " XDG_CACHE_HOME to a directory on another disk"
+    )
 
 
 def build(

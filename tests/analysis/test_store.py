@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +125,28 @@ def test_a_place_that_cannot_be_written_falls_back_to_the_cache(
     [place] = list((own_cache / "stepscope").iterdir())
     same(open_run(path).rank(1), run.rank(1))
     assert list((own_cache / "stepscope").iterdir()) == [place]
+
+
+@pytest.mark.parametrize("cache_full", [False, True])
+def test_a_full_disk_falls_back_to_the_cache(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, cache_full: bool
+) -> None:
+    path = write_run(tmp_path / "run")
+    write = store.write_rank
+
+    def full(directory: Path, *arguments: Any, **named: Any) -> Any:
+        if cache_full or path in directory.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(directory, *arguments, **named)
+
+    monkeypatch.setattr(store, "write_rank", full)
+    if cache_full:
+        with pytest.raises(StepscopeError, match=r"no space left .* set XDG_CACHE_HOME"):
+            open_run(path)
+    else:
+        assert open_run(path).ranks == [0, 1]
+        assert len(list((own_cache / "stepscope").iterdir())) == 1
+    assert not list(path.glob(".stepscope*"))
 
 
 def test_an_error_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
