@@ -111,15 +111,15 @@ def scope(report: Report) -> str:
 
 
 def left_out(report: Report) -> str:
-    """`; left out: 0 slow first`: the steps that enter no mean, and why. No step is dropped without a word."""
+    """`; left out: step 0, slow first`: the steps that enter no mean, and why. No step is dropped without a word."""
     rows = report.ledger[~report.ledger["step"].isin(report.means.steps)]
     steps_of: dict[str, list[int | str]] = {}
     for step, part in rows.groupby("step", sort=False):
         flags = {flag for one in part["flags"] for flag in one}
         known = [flag.replace("_", " ") for flag in WHY_LEFT_OUT if flag in flags]
         steps_of.setdefault(" and ".join(known) or "not whole on every rank", []).append(step_key(step))
-    told = [f"{spans(steps)} {why}" for why, steps in steps_of.items()]
-    return f"; left out: {', '.join(told)}" if told else ""
+    told = [f"step{'s' if len(steps) > 1 else ''} {spans(steps)}, {why}" for why, steps in steps_of.items()]
+    return f"; left out: {'; '.join(told)}" if told else ""
 
 
 WHY_LEFT_OUT = ("partial", "empty", "slow_first", "open_end")

@@ -110,7 +110,7 @@ def test_steps_left_out_are_named() -> None:
     for number, (start, end) in enumerate([(0, 500), (500, 600), (600, 700), (700, 800)]):
         line.step(start, end, number)
         line.compute(0, start, end)
-    assert view.scope(analyze(line.run())) == "mean over 1 rank and 3 steps (1–3; left out: 0 slow first)"
+    assert view.scope(analyze(line.run())) == "mean over 1 rank and 3 steps (1–3; left out: step 0, slow first)"
 
 
 def test_spans() -> None:
