@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 from equality import TRAIN
+from pool import gloo
 
-from stepscope.parallel_runtime.compose import Configuration
+from stepscope.parallel_runtime.causes import InjectedCauses
+from stepscope.parallel_runtime.compose import Configuration, build, streams_of
 from stepscope.parallel_runtime.config import CP_LAYOUTS, CP_MODES, ModelConfig, ParallelConfig, check
+from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.dry import operations_of_step
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.messages import sent
 from stepscope.parallel_runtime.traffic import Row, step_traffic
 from stepscope.parallel_runtime.traffic_table import LAYOUTS, lines, page
+from stepscope.parallel_runtime.train import train_step
+from stepscope.tracer.recorder import Recorder
 
 P = ParallelConfig
 MODEL = ModelConfig(layers=3, hidden=32, heads=8, kv_heads=4, ffn=24, vocab=32, seq=16, ffn_bias=True)
@@ -113,6 +118,46 @@ def test_rows_are_the_predicted_ones(case):
         stage, place = mesh.coordinates(rank)["pp"], mesh.index("shard", rank)
         predicted = step_traffic(model, parallel, train, stage, place)
         assert recorded(model, parallel, train, rank) == predicted, rank
+
+
+REAL = (
+    "dp4",
+    "dp2 pp2 tied",
+    "tp2 pp2",
+    "zero1 dp4",
+    "zero2 dp4",
+    "zero3 dp4",
+    "zero3 dp2 tied, no reshard",
+    "zero3 dp4, two copies",
+    "zero3 dp2 pp2 tied, offload",
+    "zero1 dp2 cp2, a copy each place of dp",
+    "pp2 interleaved tied, tp2 sp",
+    "pp2 zb-h1, zero3 dp2",
+    *(f"cp4 {mode} zigzag none" for mode in CP_MODES),
+)
+
+
+def real_rows(rank, case):
+    """The same of a step that really happens on this rank."""
+    model, parallel, train = CASES[case]
+    mesh, recorder, device = Mesh.of(parallel), Recorder(rank), Device.named("cpu")
+    comm = gloo(mesh, rank, recorder, streams_of(model, parallel, train))
+    if comm is None:
+        return None
+    program = build(Configuration(model, parallel, train), comm, device)
+    train_step(program, 0, InjectedCauses(train, rank, device, recorder))
+    comm.close()
+    rows = [row for row in recorder.operations() if row.kind == "comm"]
+    return Counter(Row(row.axis, row.strategy, row.collective, row.phase, row.bytes) for row in rows)
+
+
+@pytest.mark.parametrize("case", REAL)
+def test_real_rows_are_the_predicted_ones(pool, case):
+    model, parallel, train = CASES[case]
+    mesh = Mesh.of(parallel)
+    for rank, rows in enumerate(pool.run(real_rows, case)[: mesh.world_size]):
+        stage, place = mesh.coordinates(rank)["pp"], mesh.index("shard", rank)
+        assert rows == step_traffic(model, parallel, train, stage, place), rank
 
 
 def test_bytes_sent_by_hand():
