@@ -60,7 +60,10 @@ class Gatherer:
             return
         block: dict[str, Part] = {}
         for names, source, missing in ((NUMBERS, output.numbers, MISSING), (TEXTS, output.texts, -1)):
-            for name, values in zip(names, source, strict=True):
+            some = source[:, :rows].max(axis=1) > missing  # missing is the least value: most columns end here
+            for name, values, any_has in zip(names, source, some.tolist(), strict=True):
+                if not any_has:
+                    continue
                 chosen = values[keep]
                 given = np.flatnonzero(chosen != missing)
                 if 0 < len(given) < len(keep) // 4:
