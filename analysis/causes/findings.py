@@ -16,6 +16,8 @@ import pandas as pd
 from stepscope.analysis import units
 from stepscope.analysis.causes.blame import Blame, Wait
 from stepscope.analysis.causes.classes import UNSPLIT
+from stepscope.analysis.causes.experts import Experts
+from stepscope.analysis.causes.explanations import bound_by, busiest, why_idle
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.reasons import basis
 from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
@@ -55,6 +57,9 @@ class Ground:
     parts: pd.DataFrame  # Matches.parts with `step`
     stage_of: Callable[[int], int]
     starts: pd.DataFrame  # rank, step, start_ns (common clock)
+    fits: pd.DataFrame  # alpha_beta.FIT_COLUMNS
+    experts: Experts
+    idle: pd.DataFrame  # idle.IDLE_COLUMNS
     longest_idle: tuple[int, int | str, int, int] | None = None  # rank, step, start, end
 
     @property
@@ -327,15 +332,16 @@ def _exposed(ground: Ground, axis: str, collective: str, cost: float) -> Finding
     text = f"the {axis} {collective.replace('_', '-')} is exposed for {units.duration(cost)} a step ({of})"
     if axis == "tp" and _spans_hosts(ground.meta, axis):
         text += "; its groups span hosts"
+    bound, faster = bound_by(ground.fits, axis, collective)
+    uneven, even = busiest(ground.experts, axis, collective)
+    advice = even or faster or _communication_advice(ground, axis, size)
     where: dict[str, object] = {}
     if len(counted):
         one = counted.iloc[int(counted["transfer_ns"].to_numpy().argmax())]
         where = {"rank": int(one["rank"]), "step": one["step"], "end_ns": int(one["end_ns"])}
         where["start_ns"] = int(one["end_ns"] - one["transfer_ns"])
         where["op_id"] = int(one["op_id"]) if one["op_id"] >= 0 else None
-    return _finding(
-        ground, text, cost, ground.sure, _communication_advice(ground, axis, size), ("visible_comm_ns",), **where
-    )
+    return _finding(ground, f"{text}{bound}{uneven}", cost, ground.sure, advice, ("visible_comm_ns",), **where)
 
 
 def _spans_hosts(meta: RunMeta, axis: str) -> bool:
@@ -372,10 +378,11 @@ def _idle(ground: Ground, named: Set[int]) -> list[Finding]:
     if ground.longest_idle is not None:
         rank, step, start, end = ground.longest_idle
         where = {"rank": rank, "step": step, "start_ns": start, "end_ns": end}
-    advice = (
+    reason, advice = why_idle(ground.idle, set(rest["rank"]), ground.means.steps)
+    advice = advice or (
         "host work between operations: fewer and larger operations, data prepared ahead, no reading back of tensors"
     )
-    return [_finding(ground, text, cost, ground.sure, advice, ("idle_ns",), **where)]
+    return [_finding(ground, text + reason, cost, ground.sure, advice, ("idle_ns",), **where)]
 
 
 def _copies(ground: Ground) -> list[Finding]:

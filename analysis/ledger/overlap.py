@@ -80,16 +80,16 @@ def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFram
     """How much longer the same kernel runs beside a transfer: one row a kernel name that ran both ways.
 
     Columns: name, inside, outside (counts), inside_ns, outside_ns (mean durations), contention = inside_ns / outside_ns.
-    Inside: some of it overlaps a transferring communication; outside: nothing of it overlaps any communication. Rows of a
-    microbatch are no kernels but blocks, which communication cuts into unequal pieces: they are left out.
+    Inside: some of it overlaps a transferring communication; outside: nothing of it overlaps any communication. Rows that
+    name a phase are no kernels but blocks, which communication cuts into unequal pieces: they are left out.
     """
-    data = run.part(rank, "start_ns", "dur_ns", "kind", "name_id", "flags", "microbatch")
+    data = run.part(rank, "start_ns", "dur_ns", "kind", "name_id", "flags", "phase")
     time, events = decomposition.time[rank], data.events
     rows = np.flatnonzero(
         (events["kind"] == COMPUTE)
         & (events["dur_ns"] > 0)
         & ((events["flags"] & FLAG_IMPOSSIBLE) == 0)
-        & (events["microbatch"] < 0)
+        & (events["phase"] < 0)
     )
     start, duration, name = events["start_ns"][rows], events["dur_ns"][rows], events["name_id"][rows]
     inside = intervals.covered(time.transferring, start, start + duration) > 0

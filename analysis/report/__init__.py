@@ -58,6 +58,11 @@ def analyze(
     flow = pipeline(run.meta, ledger, rows)
     classes = operation_classes(run, decomposition)
     parts = _stepped(decomposition)
+    model, load = (
+        alpha_beta(parts, mean.steps),
+        experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
+    )
+    empty = idle(run, decomposition)
     ground = Ground(
         meta=run.meta,
         health=run.health,
@@ -71,6 +76,9 @@ def analyze(
         parts=parts,
         stage_of=stages.__getitem__,
         starts=starts,
+        fits=model.fits,
+        experts=load,
+        idle=empty,
         longest_idle=_longest_idle(decomposition, mean),
     )
     typical = _typical_step(mean)
@@ -89,13 +97,13 @@ def analyze(
             late, blame, mean.ranks, mean.steps, float(mean.step_ns or 0), places(run.meta, stages)
         ),
         findings=findings(ground),
-        alpha_beta=alpha_beta(parts, mean.steps),
+        alpha_beta=model,
         volumes=volumes(run.meta, parts, mean.ranks, mean.steps),
         memory=memory(run, decomposition.windows),
-        idle=idle(run, decomposition),
+        idle=empty,
         ratios=ratios(decomposition, mean),
         contention=contention(run, decomposition, mean),
-        experts=experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
+        experts=load,
         classes=classes,
         picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),
         picture_step=typical,

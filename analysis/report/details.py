@@ -24,6 +24,7 @@ class Detail:
     numbers_from: int = 1  # columns from here on are numbers
     note: str = ""
     page_only: Sequence[str] = ()  # heads of the columns that a terminal has no room for
+    short: str = ""  # what a terminal says instead of the table
 
     def narrow(self) -> tuple[list[str], list[list[str]]]:
         """Heads and rows without the columns of the page only."""
@@ -107,7 +108,9 @@ def _volumes(report: Report) -> Detail | None:
         words = [word(str(row[name]).replace("_", "-")) for name in ("axis", "strategy", "collective")]
         rows.append([stage, *words, *numbers, word(row["verdict"])])
     of = "Communication of a rank and step beside theory; what differs first. A dash: not predicted, or not recorded."
-    return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"))
+    agreed = len(frame) and bool((frame["verdict"] == AS_PREDICTED).all())
+    short = f"bytes and operations of all {len(frame)} kinds of communication are as predicted" if agreed else ""
+    return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"), short=short)
 
 
 def _memory(report: Report) -> Detail | None:
@@ -128,7 +131,11 @@ def _memory(report: Report) -> Detail | None:
         held = [units.DASH] * 3 if most is None else [*(units.size(most[n]) for n in numbers), str(most["phase"])]
         rows.append([rank_label(report, int(str(rank))), *(units.size(sizes.get(kind)) for kind in kinds), *held, told])
     of = "Bytes recorded on each rank, the largest of all steps, beside what ZeRO's arithmetic says of the state."
-    return Detail("Memory", of, heads, rows, 1)
+    short = ""
+    if len(peaks) and set(state["verdict"]) == {AS_PREDICTED}:
+        top = max(peaks.to_dict("records"), key=lambda row: row["total_bytes"])
+        short = f"model state as predicted on all ranks; peak {units.size(top['total_bytes'])} on rank {top['rank']} in {top['phase']}"
+    return Detail("Memory", of, heads, rows, 1, short=short)
 
 
 def _experts(report: Report) -> Detail | None:
@@ -161,7 +168,14 @@ def _loads(report: Report) -> Detail | None:
         ]
         for _, row in report.experts.loads.iterrows()
     ]
-    return Detail("Experts, busiest first", "Tokens that each expert took, over all its copies.", heads, rows, 3)
+    short = ""
+    if rows:
+        top = report.experts.loads.iloc[0]
+        short = (
+            f"expert {top['expert']} of layer {top['layer']} takes {_times(top['relative_load'])} the mean of its layer"
+        )
+    of = "Tokens that each expert took, over all its copies."
+    return Detail("Experts, busiest first", of, heads, rows, 3, short=short)
 
 
 def _times(value: float) -> str:

@@ -217,7 +217,9 @@ def _overlap(report: Report) -> RenderableType:
 
 
 def _detail(detail: Detail) -> RenderableType:
-    """The head of a table: the page and the JSON have all of it."""
+    """The head of a table, or one line for it: the page and the JSON have all of it."""
+    if detail.short:
+        return Text(clean(detail.short))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     heads, rows = detail.narrow()
     for place, head in enumerate(heads):

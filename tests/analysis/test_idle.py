@@ -138,8 +138,8 @@ def test_contention_is_weighed_over_ranks_and_blocks_are_no_kernels():
     for rank, inside in ((0, 60), (1, 80)):
         line.compute(rank, 110, 110 + inside)
         line.compute(rank, 300, 330)
-        line.compute(rank, 195, 205, name="layer.0", microbatch=0)
-        line.compute(rank, 400, 500, name="layer.0", microbatch=1)
+        line.compute(rank, 195, 205, name="layer.0", phase="forward")
+        line.compute(rank, 400, 500, name="layer.0", phase="forward")
     (row,) = analyze(line.run()).contention.to_dict("records")
     assert (row["name"], row["ranks"], row["inside"], row["outside"]) == ("gemm", 2, 2, 2)
     assert (row["inside_ns"], row["outside_ns"], row["contention"]) == (70, 30, pytest.approx(7 / 3))
