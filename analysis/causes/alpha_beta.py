@@ -24,6 +24,9 @@ MOST_SAMPLES = 200
 OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.1
 """An outlier lies both so many robust standard deviations (1.4826 MAD) and this share of its fitted time off the line."""
 
+MOST_OUTLIERS = 0.25
+"""Where a larger share of samples lies off the line, that is their spread and none is an outlier."""
+
 NS_PER_BYTE_TO_US_PER_MB = 1000.0
 
 FITTED, NOT_IDENTIFIABLE = "fitted", "not identifiable"
@@ -126,7 +129,7 @@ def fit(size: np.ndarray, time: np.ndarray) -> tuple[Line | None, np.ndarray]:
     off = np.abs(time - line.at(size))
     spread = 1.4826 * float(np.median(off[chosen]))
     outlier = (off > OUTLIER_DEVIATIONS * spread) & (off > OUTLIER_SHARE * line.at(size))
-    if not outlier.any():
+    if not 0 < outlier.mean() <= MOST_OUTLIERS:
         return line, none
     left = np.flatnonzero(~outlier)
     chosen = left[_thinned(size[left])]

@@ -150,6 +150,18 @@ def test_an_exact_line_is_found_whatever_one_outlier_says(
     assert (line.alpha, line.beta) == (pytest.approx(alpha, abs=1e-3), pytest.approx(beta))
 
 
+def test_what_many_do_is_no_outlier():
+    """One of eight samples ten times as long is an outlier; three of eight are the spread."""
+    size = np.arange(1.0, 9.0) * 1000
+    time = 100 + size
+    time[1] *= 10
+    assert fit(size, time)[1].tolist() == [place == 1 for place in range(8)]
+    time[3] *= 10
+    time[5] *= 10
+    line, outlier = fit(size, time)
+    assert line is not None and not outlier.any()
+
+
 def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     random = np.random.default_rng(3)
     held = 0
