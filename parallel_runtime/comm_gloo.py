@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,12 +45,23 @@ def make_process_groups(
         key = (group.name, group.ranks)
         if key not in cache:
             description = f"mesh_{mesh.axis_of(group.view)}"
+            timeout = timedelta(seconds=timeout_s)
             cache[key] = dist.new_group(
-                list(group.ranks), timedelta(seconds=timeout_s), backend, group_desc=description
+                list(group.ranks), timeout, backend, _options(backend, timeout), group_desc=description
             )
         if rank in group.ranks:
             mine[group.channel] = cache[key]
     return mine
+
+
+def _options(backend: str, timeout: timedelta) -> Any:
+    """NCCL runs some calls (messages) on a stream of its own: that one shall have high priority, too."""
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    options._timeout = timeout
+    return options
 
 
 class GlooHandle(Handle):

@@ -7,7 +7,6 @@ looks at those that have, without synchronising.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from stepscope.parallel_runtime.comm import Comm, CommunicationError, Handle, Job, stream_of
 from stepscope.parallel_runtime.comm_gloo import GroupCache, make_process_groups, run_operation
 from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.tracer.device_times import DeviceClock
 from stepscope.tracer.recorder import NullRecorder, Recorder
 
 HIGH_PRIORITY = -1
@@ -37,29 +37,6 @@ class NcclHandle(Handle):
 
     def _block(self) -> None:
         self._cuda.current_stream().wait_event(self._end)
-
-
-class DeviceClock:
-    """Device events on the host's clock, from one event whose host time is known."""
-
-    def __init__(self, cuda: Any) -> None:
-        self._cuda = cuda
-        self._anchor: Any = None
-        self._anchor_ns = 0
-
-    def anchor(self) -> bool:
-        """Take a new anchor, if the compute stream is idle at this moment: then an event runs when it is recorded."""
-        if not self._cuda.current_stream().query():
-            return False
-        event = self._cuda.Event(enable_timing=True)
-        before = time.perf_counter_ns()
-        event.record()
-        self._anchor, self._anchor_ns = event, (before + time.perf_counter_ns()) // 2
-        return True
-
-    def ns(self, event: Any) -> int:
-        """`perf_counter_ns` at which a passed event ran."""
-        return self._anchor_ns + round(self._anchor.elapsed_time(event) * 1e6)
 
 
 class NcclComm(Comm):
@@ -84,6 +61,7 @@ class NcclComm(Comm):
         self._clock = DeviceClock(cuda)
         cuda.synchronize()  # once, before the first step: the first anchor needs an idle device
         self._clock.anchor()
+        recorder.follow(self._clock)  # compute rows are the device's, too
 
     def _start(self, job: Job) -> Handle:
         lane = self._lanes[job.site.stream]
@@ -102,13 +80,15 @@ class NcclComm(Comm):
     def end_step(self) -> None:
         """Hand the times of all operations that have ended to the recorder; the rest follow after a later step."""
         later: deque[tuple[int, Any, Any]] = deque()
+        ended = None
         for op_id, start, end in self._running:
             if end.query():
                 self.recorder.communicated(op_id, self._clock.ns(start), self._clock.ns(end))
+                ended = end
             else:
                 later.append((op_id, start, end))
-        if not later:  # nothing refers to the old anchor any more
-            self._clock.anchor()
+        if not self._clock.anchor() and ended is not None:
+            self._clock.rebase(ended)
         self._running = later
 
     def close(self) -> None:

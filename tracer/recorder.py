@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from stepscope.tracer.clock import Clock, anchor
+from stepscope.tracer.device_times import DeviceClock
 from stepscope.tracer.rows import (
     COPY,
     COUNTER,
@@ -81,7 +82,8 @@ class Recorder:
         self.clock = clock if clock is not None else anchor()
         self._writer = writer
         self._keep_last = keep_last
-        self._now = self.clock.now
+        self._now: Callable[[], int] = self.clock.now
+        self._device: DeviceClock | None = None
         self._marks: list[Mark] = []
         self._mark = self._marks.append
         self._times: Times = {}
@@ -95,6 +97,14 @@ class Recorder:
         self._pending: list[CommRow] = []
         self._totals = {"steps": 0, "marks": 0, "step_ns": 0}
         self._closed = False
+
+    def follow(self, device: DeviceClock) -> None:
+        """From now on marks are of this device's compute stream; their times are read once the device has got there."""
+        self._device = device
+        self._now = device.stamp
+
+    def _settled(self, marks: list[Mark]) -> list[Mark]:
+        return marks if self._device is None else self._device.settle(marks)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +146,7 @@ class Recorder:
         ready = self._ready([self._deriver.timed(row) for row in earlier])
         if ready:
             yield ready
-        for chunk in self._deriver.chunks(marks):
+        for chunk in self._deriver.chunks(self._settled(marks)):
             yield self._ready(chunk)
 
     def _ready(self, rows: list[Any]) -> list[Row]:
@@ -218,7 +228,7 @@ class Recorder:
 
     def counter(self, name: str, value: int | float, key: str = "") -> None:
         """A sample of counter `name` (schema.COUNTERS), series `key`."""
-        self._mark((self._now(), COUNTER, name, key, value))
+        self._mark((self.clock.now(), COUNTER, name, key, value))
 
     def operations(self, step: int | None = None) -> list[Operation]:
         """The rows of the last step that ended (before any: of what was recorded so far), in program order.
@@ -230,7 +240,7 @@ class Recorder:
             marks = self._marks
         if step is not None and step != number:
             raise ValueError(f"step {step} is not kept: only the last step that ended is ({number})")
-        rows = Deriver(self._times, self.clock.offset_ns, prune=False).rows(marks)
+        rows = Deriver(self._times, self.clock.offset_ns, prune=False).rows(self._settled(marks))
         return [operation for row in rows if (operation := operation_of(row)) is not None]
 
     def summary(self) -> dict[str, Any]:
@@ -264,12 +274,15 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
+        if self._device is not None:
+            self._device.hurry()
         if self._writer is not None:
             self._writer.submit(self._last_rows(self._marks, self._now()), steps=int(self._step is not None))
             self._writer.close()
 
     def _last_rows(self, marks: list[Mark], now: int) -> Iterator[list[Row]]:
         yield from self._file_rows(marks)
+        now = self._settled([(now,)])[0][0]
         end = now + self.clock.offset_ns
         yield [
             row._replace(start_ns=row.issue_ns, end_ns=max(end, row.issue_ns), unfinished=True) for row in self._pending
@@ -292,6 +305,9 @@ class NullRecorder:
         self.rank = rank
         self._op_id = 0
         self._host = nullcontext()
+
+    def follow(self, device: DeviceClock) -> None:
+        """Nothing."""
 
     def begin_step(self, step: int) -> None:
         """Nothing."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from stepscope.parallel_runtime import comm_nccl
 from stepscope.parallel_runtime.comm import CommunicationError
-from stepscope.parallel_runtime.comm_nccl import HIGH_PRIORITY, DeviceClock, NcclComm
+from stepscope.parallel_runtime.comm_gloo import make_process_groups
+from stepscope.parallel_runtime.comm_nccl import HIGH_PRIORITY, NcclComm
 from stepscope.parallel_runtime.mesh import Mesh
-from stepscope.tracer.recorder import Recorder
+from stepscope.tracer import device_times
+from stepscope.tracer.device_times import DeviceClock
+from stepscope.tracer.recorder import NullRecorder, Recorder
 
 
 class FakeStream:
@@ -100,22 +105,25 @@ def door(cuda: FakeCuda, recorder: Recorder) -> NcclComm:
     return NcclComm(Mesh(dp=2), 0, recorder, ("dp", "shard.gather", "tp"), cuda=cuda)
 
 
+def without_marks(log: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """What happened beside the recorder's own events on the compute stream."""
+    return [entry for entry in log if entry[:2] != ("compute", "records")]
+
+
 def test_an_operation_runs_on_its_stream_after_the_compute_stream_and_the_host_never_waits(cuda: FakeCuda) -> None:
     recorder = Recorder(0)
     comm = door(cuda, recorder)
     recorder.begin_step(0)
     cuda.log.clear()
     handle = comm.all_reduce(torch.zeros(4), "dp", strategy="dp")
-    assert cuda.log == [
-        ("lane 0", "waits for stream", "compute"),
-        ("lane 0", "records", 2),
-        ("lane 0", "all_reduce", "group of dp"),
-        ("lane 0", "records", 3),
-    ]
+    waits, start, runs, end = without_marks(cuda.log)
+    assert waits == ("lane 0", "waits for stream", "compute")
+    assert runs == ("lane 0", "all_reduce", "group of dp")
+    assert start[:2] == end[:2] == ("lane 0", "records")
     cuda.log.clear()
     handle.wait()
     handle.wait()
-    assert cuda.log == [("compute", "waits for event", 3)]
+    assert without_marks(cuda.log) == [("compute", "waits for event", end[2])]
 
 
 def test_streams_have_lanes_of_high_priority_and_an_axis_of_one_rank_has_none(cuda: FakeCuda) -> None:
@@ -175,3 +183,92 @@ def test_a_failing_operation_is_named(cuda: FakeCuda, monkeypatch: pytest.Monkey
     monkeypatch.setattr(comm_nccl, "run_operation", fail)
     with pytest.raises(CommunicationError, match=r"all_reduce number 0 on mesh_dp_0 .*remote process exited"):
         comm.all_reduce(torch.zeros(4), "dp", strategy="dp")
+
+
+# -- compute rows by the device's clock --------------------------------------------------------------------------------
+
+
+def lengths_ms(recorder: Recorder, kind: str) -> list[float]:
+    return [(row.end_ns - row.start_ns) / 1e6 for row in recorder.operations() if row.kind == kind]
+
+
+def test_compute_and_wait_rows_last_as_long_as_on_the_device(cuda: FakeCuda) -> None:
+    recorder = Recorder(0)
+    comm = door(cuda, recorder)
+    recorder.begin_step(0)
+    recorder.block("a")
+    cuda.ms += 5.0
+    handle = comm.all_reduce(torch.zeros(4), "dp", strategy="dp")  # 2 ms on its lane, here as if nothing overlapped
+    recorder.block("b")
+    cuda.ms += 3.0
+    handle.wait()
+    recorder.end_step()
+    comm.end_step()
+    assert [row for row in lengths_ms(recorder, "compute") if row] == [5.0, 3.0]
+    assert lengths_ms(recorder, "wait") == [0.0] and lengths_ms(recorder, "comm") == [2.0]
+    starts = [row.start_ns for row in recorder.operations() if row.kind == "compute"]
+    assert starts == sorted(starts)
+
+
+def test_the_writing_thread_waits_for_the_device_and_the_training_thread_does_not(cuda: FakeCuda) -> None:
+    naps: list[float] = []
+    stamps: list[device_times.Stamp] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            stamps[0].event.passed = True
+
+    clock = DeviceClock(cuda, sleep)
+    assert clock.anchor()
+    cuda.compute.idle = False
+    cuda.ms = 7.0
+    stamps.append(clock.stamp())
+    assert not naps
+    ((settled, word), (plain, _)) = clock.settle([(stamps[0], "cut"), (12, "counter")])
+    assert len(naps) == 3 and (word, plain) == ("cut", 12)
+    assert settled == clock.ns(stamps[0].event) and type(settled) is int
+
+
+def test_a_device_that_hangs_does_not_hold_up_the_end(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_times, "HURRY_S", 0.0)
+    clock = DeviceClock(cuda, lambda seconds: None)
+    clock.anchor()
+    cuda.compute.idle = False
+    stamp = clock.stamp()
+    clock.hurry()
+    assert clock.settle([(stamp,)]) == [(int(stamp),)]
+
+
+def test_times_of_marks_never_go_back(cuda: FakeCuda) -> None:
+    clock = DeviceClock(cuda)
+    clock.anchor()
+    cuda.ms = 4.0
+    first, second = clock.stamp(), clock.stamp()
+    second.event.ms = 3.999  # a new anchor, one microsecond off
+    (one,), (two,) = clock.settle([(first,), (second,)])
+    assert one == two
+
+
+def test_a_busy_device_counts_from_its_last_operation(cuda: FakeCuda) -> None:
+    comm = door(cuda, NullRecorder(0))
+    comm.all_reduce(torch.zeros(4), "dp", strategy="dp").wait()
+    _, _, end = comm._running[0]
+    at = comm._clock.ns(end)
+    cuda.compute.idle = False
+    comm.end_step()
+    assert comm._clock._anchor == (end, at)
+
+
+def test_communicators_ask_for_streams_of_high_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Options:
+        is_high_priority_stream = False
+
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(dist, "new_group", lambda *arguments, group_desc: made.append((*arguments, group_desc)))
+    make_process_groups(Mesh(dp=2), 0, ("dp", "tp"), "nccl", 30.0)
+    make_process_groups(Mesh(dp=2), 0, ("dp",), "gloo", 30.0)
+    (ranks, timeout, backend, options, description), gloo = made
+    assert (ranks, timeout.total_seconds(), backend, description) == ([0, 1], 30.0, "nccl", "mesh_dp")
+    assert options.is_high_priority_stream and options._timeout == timeout and gloo[3] is None
