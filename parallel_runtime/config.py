@@ -364,7 +364,7 @@ def _check_pipeline(model: ModelConfig, parallel: ParallelConfig, train: TrainCo
             f" {model.layers}: take chunks {model.layers // parallel.pp}, or layers {places}"
         )
     if parallel.split and sum(parallel.split) != model.layers:
-        *others, last = parallel.split
+        others = parallel.split[:-1]
         left = max(1, model.layers - sum(others))
         nearest = f"take split {(*others, left)}" if sum(others) + left == model.layers else "leave split out"
         raise ValueError(
