@@ -128,6 +128,18 @@ def test_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: stepscope" in captured.out + captured.err
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [("--pp", "0"), ("--chunks", "0"), ("--schedule", "foo"), ("--forward", "nan"), ("--weight", "9")],
+    ids=" ".join,
+)
+def test_a_schedule_that_cannot_be_is_wrong_usage(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["schedule", *wrong]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert wrong[1] in said.err
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

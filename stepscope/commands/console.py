@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +32,15 @@ def console(stderr: bool = False) -> Console:
     terminal = stream.isatty()
     width = None if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
     return Console(stderr=stderr, width=width, no_color=bool(os.environ.get("NO_COLOR")) or None, highlight=False)
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Values that a configuration refuses are wrong usage of the command, like those that typer refuses: status 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def say_next(*commands: str, quiet: bool = False) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.commands.console import Quiet, say_next
+from stepscope.commands.console import Quiet, say_next, wrong_usage
 from stepscope.parallel_runtime.config import (
     BALANCE,
     CP_LAYOUTS,
@@ -43,15 +41,6 @@ DEVICES = ("auto", "cpu", "cuda")
 def option(help: str, panel: str, *names: str) -> Any:
     """One option of the command, under its heading."""
     return typer.Option(*names, help=help, rich_help_panel=panel)
-
-
-@contextmanager
-def _usage() -> Iterator[None]:
-    """Values that a configuration refuses are wrong usage of the command, like those that typer refuses: status 2."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def run(
@@ -177,7 +166,7 @@ def run(
     """
     from dataclasses import replace
 
-    with _usage():
+    with wrong_usage():
         if device not in DEVICES:
             raise ValueError(f"device {device!r} is unknown: take one of {', '.join(DEVICES)}")
         given = {name for name in ctx.params if _is_given(ctx, name)}
@@ -192,7 +181,7 @@ def run(
         changes |= {"dense_layers": dense_layers, "router": router, "balance": balance, "balance_rate": balance_rate}
         changes |= {"aux_weight": aux_weight, "capacity_factor": capacity_factor, "routing_skew": routing_skew}
         model = replace(chosen.model, **{name: value for name, value in changes.items() if value is not None})
-        chunks = chunks or (2 if schedule == "interleaved" and pp > 1 else 1)
+        chunks = (2 if schedule == "interleaved" and pp > 1 else 1) if chunks is None else chunks
         parallel = ParallelConfig(
             pp=pp,
             dp=dp,

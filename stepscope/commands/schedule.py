@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.commands.console import Quiet, console, say_next
+from stepscope.commands.console import Quiet, console, say_next, wrong_usage
 from stepscope.parallel_runtime.config import SCHEDULES
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ MARGIN = len("stage 00  ")
 
 def exact(value: float) -> Fraction:
     """What was typed: 0.1 is a tenth."""
+    if not isfinite(value):
+        raise ValueError(f"{value} is no time: take a finite number")
     return Fraction(str(value))
 
 
@@ -67,15 +70,16 @@ def schedule(
     from stepscope.parallel_runtime.pp.picture import svg
     from stepscope.parallel_runtime.pp.validator import plan, simulate
 
-    times = {"forward": exact(forward), "backward": exact(backward), "transfer": exact(transfer)}
-    times["weight"] = times["backward"] / 2 if weight is None else exact(weight)
-    for name, time in times.items():
-        if time < 0 or (time == 0 and name in ("forward", "backward")):
-            raise ValueError(f"--{name} {float(time):g} is a time: take a positive number")
-    if times["weight"] > times["backward"]:
-        raise ValueError(f"--weight {float(times['weight']):g} is a part of --backward {backward:g}: take less")
-    chunks = chunks or (2 if schedule == "interleaved" and pp > 1 else 1)
-    tables = plan(schedule, pp, microbatches, chunks)
+    with wrong_usage():
+        times = {"forward": exact(forward), "backward": exact(backward), "transfer": exact(transfer)}
+        times["weight"] = times["backward"] / 2 if weight is None else exact(weight)
+        for name, time in times.items():
+            if time < 0 or (time == 0 and name in ("forward", "backward")):
+                raise ValueError(f"--{name} {float(time):g} is a time: take a positive number")
+        if times["weight"] > times["backward"]:
+            raise ValueError(f"--weight {float(times['weight']):g} is a part of --backward {backward:g}: take less")
+        chunks = (2 if schedule == "interleaved" and pp > 1 else 1) if chunks is None else chunks
+        tables = plan(schedule, pp, microbatches, chunks)
     split = schedule == "zb-h1"
     durations = {
         "forward": times["forward"] / chunks,

@@ -360,6 +360,7 @@ def test_a_value_that_makes_no_sense_is_wrong_usage(wrong: tuple[str, str], caps
         (["--cp", "3"], "and seq is 64: take seq 66 or cp 2"),
         (["--zero", "1"], "dp is 1: take dp 2, or zero 0"),
         (["--dp", "4", "--zero", "3", "--replicate", "3"], "take replicate 2"),
+        (["--chunks", "0"], "chunks 0 must be at least 1"),
         (["--device", "tpu"], "take one of auto, cpu, cuda"),
         (["--device", "dry"], "take one of auto, cpu, cuda"),
         (["--microbatch-size", "0"], "microbatch_size 0 must be at least 1"),
