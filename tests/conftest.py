@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 CORPUS = Path(os.environ.get("STEPSCOPE_CORPUS") or Path(__file__).resolve().parents[2] / "shared" / "traces")
 
@@ -24,3 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return cache
+
+
+settings.register_profile("stepscope", deadline=None)  # a busy machine is slow, not wrong: no test asserts a time
+settings.load_profile("stepscope")
