@@ -6,8 +6,7 @@
 #   make lint    ruff, mypy, import-linter
 #   make bench   the slow tests and the benchmarks
 #
-# On Linux, PyPI's torch carries CUDA. For the small CPU build:
-#   make env PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Where pip's torch carries CUDA, `make env PIP_FLAGS="--extra-index-url URL"` with PyTorch's CPU index is the small build.
 #
 # `make demo` ends in the browser; DEMO_SERVE=0 ends it after the analysis.
 
