@@ -337,6 +337,19 @@ def check_microbatches(schedule: str, stages: int, microbatches: int) -> None:
         )
 
 
+def check_global_batch(wanted: int | None, parallel: ParallelConfig, train: TrainConfig) -> None:
+    """Refuse a global batch that the layout does not give; None asks for nothing."""
+    found = global_batch(parallel, train)
+    if wanted is None or wanted == found:
+        return
+    each = train.microbatch_size * parallel.dp
+    microbatches = max(1, round(wanted / each))
+    raise ValueError(
+        f"global batch {wanted} is not microbatch size {train.microbatch_size} x microbatches {train.microbatches}"
+        f" x dp {parallel.dp} = {found}: take microbatches {microbatches}, which gives {microbatches * each}"
+    )
+
+
 def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> None:
     """Refuse what only the three together show to be illegal."""
     _check_pipeline(model, parallel, train)

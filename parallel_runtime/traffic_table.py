@@ -42,13 +42,17 @@ LAYOUTS = {
     "cp4, Ulysses": (MODEL, ParallelConfig(cp=4, cp_mode="ulysses")),
     "cp4, all-gather": (MODEL, ParallelConfig(cp=4, cp_mode="allgather")),
     "pp4, 1F1B": (MODEL, ParallelConfig(pp=4)),
+    "pp2, interleaved": (MODEL, ParallelConfig(pp=2, schedule="interleaved", chunks=2)),
+    "pp4, zb-h1": (MODEL, ParallelConfig(pp=4, schedule="zb-h1")),
     "ep4 over dp4": (MIXTURE, ParallelConfig(dp=4, ep=4)),
     "dp2 tp2 sp pp2": (MODEL, ParallelConfig(dp=2, tp=2, sp=True, pp=2)),
     "dp2 cp2 tp2": (MODEL, ParallelConfig(dp=2, cp=2, tp=2)),
     "dp2 tp2 pp2, zero 3": (MODEL, ParallelConfig(dp=2, tp=2, pp=2, zero=3)),
 }
 
+PADDING = "padding"
 OUTSIDE = {
+    PADDING: "in ZeRO's messages: fills units up to a multiple of the ranks",
     "loss": "the loss that is printed",
     "clip": "the gradient norm",
     "embedding": "embedding, tied or cut over tp",
@@ -57,7 +61,7 @@ OUTSIDE = {
 
 
 class Line(NamedTuple):
-    """One row of the table: all operations of one kind of a rank in one step."""
+    """One row of the table: all operations of one kind of a rank in one step. Padding has bytes, but no operations."""
 
     axis: str
     strategy: str
@@ -66,7 +70,6 @@ class Line(NamedTuple):
     operations: int
     message_bytes: int
     sent_bytes: float
-    padding_bytes: int
 
 
 def recorded(model: ModelConfig, parallel: ParallelConfig, rank: int) -> Counter[Row]:
@@ -93,21 +96,23 @@ def lines(name: str, rank: int = 0) -> Iterator[Line]:
             f"{name}: recorded traffic is not the predicted one: {found - wanted} more, {wanted - found} less"
         )
     kinds = dict.fromkeys((row.axis, row.strategy, row.collective, row.phase) for row in sorted(found))
-    for kind in sorted(kinds, key=lambda kind: (kind[1] in OUTSIDE, kind)):
+    made: list[Line] = []
+    for kind in kinds:
         rows = [(row, number) for row, number in found.items() if row[:4] == kind]
-        yield _line(parallel, rows, _padding(model, parallel, kind[1], kind[2]))
+        made += _lines(parallel, rows, _padding(model, parallel, kind[1], kind[2]))
+    yield from sorted(made, key=lambda line: (line.strategy in OUTSIDE, line))
 
 
-def _line(parallel: ParallelConfig, rows: list[tuple[Row, int]], padding: dict[int, int]) -> Line:
-    first = rows[0][0]
-    ranks = _ranks_of(parallel, first)
-    return Line(
-        *first[:4],
-        operations=sum(number for _, number in rows),
-        message_bytes=sum(row.bytes * number for row, number in rows),
-        sent_bytes=float(sum(sent(row.collective, row.bytes, ranks) * number for row, number in rows)),
-        padding_bytes=sum(padding.get(row.bytes, 0) * number for row, number in rows),
-    )
+def _lines(parallel: ParallelConfig, rows: list[tuple[Row, int]], padding: dict[int, int]) -> Iterator[Line]:
+    """The operations of one kind without their padding, then the padding."""
+    axis, strategy, collective, phase, _ = rows[0][0]
+    ranks = _ranks_of(parallel, rows[0][0])
+    filled = sum(padding.get(row.bytes, 0) * number for row, number in rows)
+    size = sum(row.bytes * number for row, number in rows) - filled
+    operations = sum(number for _, number in rows)
+    yield Line(axis, strategy, collective, phase, operations, size, float(sent(collective, size, ranks)))
+    if filled:
+        yield Line(axis, PADDING, collective, phase, 0, filled, float(sent(collective, filled, ranks)))
 
 
 def _ranks_of(parallel: ParallelConfig, row: Row) -> int:
@@ -141,18 +146,18 @@ def page() -> str:
         "",
         "Every line was recorded and predicted from the configuration alone, and is equal in number, size and phase;"
         " the command that writes this page fails otherwise. *message* adds up message sizes as nccl-tests counts them,"
-        " *sent* is what the rank sends, *padding* is the part of the messages that fills ZeRO's units up to a multiple of"
-        " the ranks. Loss, clipping and embedding stand after the strategies: they are no part of the usual formulas.",
+        " *sent* is what the rank sends. Padding, loss, clipping and embedding stand after the strategies: they are no part"
+        " of the usual formulas. Padding travels inside the messages above it, and is not counted there.",
         "",
-        "| layout | axis | strategy | collective | phase | operations | message, bytes | sent, bytes | padding, bytes |",
-        "|---|---|---|---|---|---:|---:|---:|---:|",
+        "| layout | axis | strategy | collective | phase | operations | message, bytes | sent, bytes |",
+        "|---|---|---|---|---|---:|---:|---:|",
     ]
     for name in LAYOUTS:
         for number, line in enumerate(lines(name)):
             shown = f"{line.strategy} ({OUTSIDE[line.strategy]})" if line.strategy in OUTSIDE else line.strategy
             out.append(
                 f"| {'' if number else name} | {line.axis} | {shown} | {line.collective} | {line.phase} |"
-                f" {line.operations} | {line.message_bytes:,} | {line.sent_bytes:,.0f} | {line.padding_bytes or '–'} |"
+                f" {line.operations or '–'} | {line.message_bytes:,} | {line.sent_bytes:,.0f} |"
             )
     return "\n".join(out) + "\n"
 

@@ -273,9 +273,10 @@ def test_no_color_wins_over_a_terminal() -> None:
     code = (
         "import sys; sys.stdout.isatty = lambda: True\n"
         "from stepscope.commands import markup_mode\nfrom stepscope.commands.console import console\n"
-        "assert console().is_terminal\nconsole().print('[red]word')\nprint(markup_mode())\n"
+        "console().print('[bold red]word')\nprint(markup_mode())\n"
     )
     assert run_python(code, NO_COLOR="1", TERM="xterm").stdout == "word\nNone\n"
+    assert "\x1b[1;31mword" in run_python(code, NO_COLOR="", TERM="xterm").stdout
 
 
 def test_the_next_step_is_named_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:

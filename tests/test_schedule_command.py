@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +118,7 @@ def test_a_title_is_text() -> None:
     ],
 )
 def test_refusals(shown: Shown, arguments: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(typer.BadParameter, match=message):
         shown(*arguments)
 
 

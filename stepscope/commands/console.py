@@ -25,13 +25,13 @@ Quiet = Annotated[
 
 
 def console(stderr: bool = False) -> Console:
-    """A rich console that is plain (no colour, no motion) where its stream is piped or NO_COLOR is set."""
+    """A rich console that is plain (no colour, no bold, no motion) where its stream is piped or NO_COLOR is set."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    terminal = stream.isatty()
-    width = None if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
-    return Console(stderr=stderr, width=width, no_color=bool(os.environ.get("NO_COLOR")) or None, highlight=False)
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    plain = False if os.environ.get("NO_COLOR") else None  # NO_COLOR alone would leave rich its bold and dim
+    return Console(stderr=stderr, width=width, force_terminal=plain, highlight=False)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from stepscope.parallel_runtime.config import (
     ParallelConfig,
     TrainConfig,
     check,
+    check_global_batch,
     global_batch,
 )
 from stepscope.parallel_runtime.naming import claim, claim_below, run_name
@@ -99,6 +100,7 @@ def run(
     preset_name: Annotated[str, option(f"Model: {', '.join(PRESETS)}.", MODEL, "--preset")] = "tiny",
     layers: Annotated[int | None, option("Layers, in place of the preset's.", MODEL)] = None,
     hidden: Annotated[int | None, option("Hidden width, in place of the preset's.", MODEL)] = None,
+    heads: Annotated[int | None, option("Attention heads, in place of the preset's.", MODEL)] = None,
     kv_heads: Annotated[int | None, option("Key and value heads, in place of the preset's.", MODEL)] = None,
     seq: Annotated[int | None, option("Tokens of a sequence, in place of the preset's.", MODEL)] = None,
     tied: Annotated[bool, option("The output head is the embedding table.", MODEL, "--tied")] = False,
@@ -121,6 +123,10 @@ def run(
     microbatches: Annotated[int, option("Microbatches of a step.", TRAINING)] = TrainConfig.microbatches,
     microbatch_size: Annotated[
         int | None, option("Sequences of a microbatch, in place of the preset's.", TRAINING)
+    ] = None,
+    global_batch_wanted: Annotated[
+        int | None,
+        option("Sequences of a step, checked: microbatch size x microbatches x dp.", TRAINING, "--global-batch"),
     ] = None,
     steps: Annotated[int, option("Steps.", TRAINING)] = TrainConfig.steps,
     dtype: Annotated[
@@ -175,7 +181,8 @@ def run(
             raise ValueError(f"layout {layout} is one of {published.preset}, not of {preset_name}: leave --preset out")
         preset_name = preset_name if published is None else published.preset
         chosen = preset(preset_name)
-        changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "kv_heads": kv_heads, "seq": seq}
+        changes: dict[str, Any] = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads}
+        changes |= {"seq": seq}
         changes |= {"tied": tied or None, "dropout": dropout}
         changes |= {"experts": experts, "experts_per_token": experts_per_token, "expert_ffn": expert_ffn}
         changes |= {"dense_layers": dense_layers, "router": router, "balance": balance, "balance_rate": balance_rate}
@@ -222,6 +229,7 @@ def run(
         if published is not None:
             model, parallel, train = laid_out(published, model, parallel, train, given)
         check(model, parallel, train)
+        check_global_batch(global_batch_wanted, parallel, train)
 
     from stepscope.parallel_runtime.compose import Configuration
     from stepscope.parallel_runtime.recording import parse_ranks

@@ -17,6 +17,7 @@ from stepscope.parallel_runtime.config import (
     TrainConfig,
     as_dictionaries,
     check,
+    check_global_batch,
     global_batch,
     preset,
 )
@@ -224,6 +225,14 @@ def test_stages_tile_the_layers(pp: int, layers: int) -> None:
 
 def test_global_batch_is_microbatch_size_times_microbatches_times_dp() -> None:
     assert global_batch(ParallelConfig(dp=3, pp=2), TrainConfig(microbatch_size=2, microbatches=5)) == 30
+
+
+def test_a_wanted_global_batch_is_checked() -> None:
+    parallel, train = ParallelConfig(dp=3), TrainConfig(microbatch_size=2, microbatches=5)
+    check_global_batch(None, parallel, train)
+    check_global_batch(30, parallel, train)
+    with pytest.raises(ValueError, match=r"global batch 47 is not .* = 30: take microbatches 8, which gives 48"):
+        check_global_batch(47, parallel, train)
 
 
 def test_dictionaries_are_json_with_the_derived_numbers() -> None:

@@ -102,6 +102,28 @@ def test_three_axes_equal_one_process(eight, case):
     assert difference(eight, case) < TOLERANCE
 
 
+EVERYTHING = [
+    Case(
+        "cp2 tp2 sp pp2 ep4, interleaved, zero1 over cp",
+        P(cp=2, tp=2, sp=True, pp=2, ep=4, zero=1, schedule="interleaved", chunks=2, recompute="selective"),
+        replace(TABLE, layers=4, balance="aux", dropout=0.25),
+        replace(FEW, microbatches=4, padding=0.3),
+    ),
+    Case(
+        "dp2 tp2 sp pp2 ep2, zb-h1, zero3",
+        P(dp=2, tp=2, sp=True, pp=2, ep=2, zero=3, schedule="zb-h1", recompute="full"),
+        replace(BIASES, layers=4, dropout=0.25),
+        replace(FEW, microbatches=4, padding=0.3),
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERYTHING, ids=lambda case: case.name)
+def test_everything_at_once_equals_one_process(eight, case):
+    assert difference(eight, case) < TOLERANCE
+
+
 def test_what_the_cases_rest_on():
     """Loads are uneven, offsets change who is chosen, tokens are dropped, experts go without a token."""
 
