@@ -12,7 +12,7 @@ from stepscope.dashboard import text
 from stepscope.dashboard.level_of_detail import Track
 from stepscope.dashboard.loaded import LoadedRun
 from stepscope.dashboard.theme import CATEGORIES
-from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, PHASES, STRATEGIES
+from stepscope.tracer.schema import AXES, COLLECTIVES, FLAG_PARTIAL, KINDS, PHASES, STRATEGIES
 
 MAX_PIECES = 200
 
@@ -84,6 +84,9 @@ def _fill_event(loaded: LoadedRun, track: Track, row: int, found: dict[str, Any]
     data = loaded.data(track.rank)
     columns = {name: int(values[row]) for name, values in data.events.items()}
     start, end = _extent(track, found["index"])
+    unfinished = _word(KINDS, columns["kind"]) == "comm" and columns["flags"] & FLAG_PARTIAL
+    if unfinished:  # it is drawn only up to the next one in its queue
+        end = start + columns["dur_ns"]
     lane = next((lane.name for lane in data.lanes if lane.index == columns["lane"]), str(columns["lane"]))
     found |= {"start": start, "end": end, "op_id": columns["op_id"], "kind": _word(KINDS, columns["kind"])}
     facts = [["Rank", rank_text(loaded, track.rank)], *_times(loaded, start, end)]
@@ -95,6 +98,8 @@ def _fill_event(loaded: LoadedRun, track: Track, row: int, found: dict[str, Any]
     phase = _word(PHASES, columns["phase"])
     facts.append(["What", " · ".join([p for p in (found["kind"], phase) if p and p != "other"] + where)])
     facts.append(["Stream", text.name(lane, 60)])
+    if unfinished:
+        facts.append(["Unfinished", "issued, not ended when the recording did: drawn up to the next of its stream"])
     if found["kind"] == "comm":
         _fill_communication(loaded, track.rank, row, columns, data.strings, found, facts)
     found["facts"] = facts

@@ -4,6 +4,7 @@ The first lane is the ledger's account of the rank: its compute operations, and 
 belongs to. Below it lie the operations themselves: other compute streams, one lane a communication axis (more where
 operations of one axis overlap), memory copies, and on demand the host's rows. A communication is cut where it stops
 waiting and starts transferring, and where compute starts and stops hiding it, so that its pieces say what they cost.
+What a rank had issued and not finished when its recording ended waits in one queue a stream: it is one lane, named so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stepscope.dashboard.pieces import (
     uncovered,
 )
 from stepscope.dashboard.theme import CODE, TERM_LABEL
-from stepscope.tracer.schema import AXES, KINDS, PHASES, code_of
+from stepscope.tracer.schema import AXES, FLAG_PARTIAL, KINDS, PHASES, code_of
 
 COMPUTE, COMM, MEMCPY, HOST = (code_of(KINDS, kind) for kind in ("compute", "comm", "memcpy", "host"))
 HOST_DEPTH = 8
@@ -92,6 +93,23 @@ class _RankLanes:
         self.end = clock(data.events["start_ns"] + data.events["dur_ns"])
         self.name = _label_ids(data, labels)
         self.lane_name = {lane.index: lane.name for lane in data.lanes}
+        self.unfinished = (data.events["kind"] == COMM) & ((data.events["flags"] & FLAG_PARTIAL) > 0)
+        if self.unfinished.any():
+            self._queue_unfinished()
+
+    def _queue_unfinished(self) -> None:
+        """Draw each unfinished communication up to the next of its stream, and say in its name what it is.
+
+        A stream does one operation at a time, so all behind the first only waited for it; yet the recording can only
+        say of each that it lasted from its issue to the end of the recording, one over the other.
+        """
+        self.end = self.end.copy()
+        for rows in self.streams(COMM).values():
+            queue = rows[self.unfinished[rows]]
+            self.end[queue[:-1]] = np.minimum(self.end[queue[:-1]], self.start[queue[1:]])
+        known, inverse = np.unique(self.name[self.unfinished], return_inverse=True)
+        named = [self.labels.id_of(f"{self.labels.text_of(int(one))} · unfinished") for one in known]
+        self.name[self.unfinished] = np.array(named, np.uint32)[inverse.reshape(-1)]
 
     def pieces(self, rows: np.ndarray, category: np.ndarray) -> Pieces:
         """Whole events as pieces."""
@@ -127,7 +145,9 @@ class _RankLanes:
         by_axis: dict[int, list[tuple[int, np.ndarray]]] = defaultdict(list)
         for lane, rows in self.streams(COMM).items():
             for axis in np.unique(axis_of[rows]):
-                by_axis[int(axis)].append((lane, rows[axis_of[rows] == axis]))
+                mine = rows[axis_of[rows] == axis]
+                parts = (mine[~self.unfinished[mine]], mine[self.unfinished[mine]])
+                by_axis[int(axis)] += [(lane, part) for part in parts if len(part)]
         tracks = []
         for axis in sorted(by_axis, key=lambda code: code if code >= 0 else len(AXES)):
             label = AXES[axis] if axis >= 0 else "communication"
@@ -136,7 +156,10 @@ class _RankLanes:
                 stream = self.lane_name.get(lanes[0], "") if len(set(lanes)) == 1 and len(packed) > 1 else ""
                 whole = self.pieces(rows, np.zeros(len(rows), np.uint8))
                 pieces = split(whole, last_arrival[rows], self.segments)
-                tracks.append(pieces.track(self.rank, "comm", stream or (label if depth == 0 else "")))
+                title = stream or (label if depth == 0 else "")
+                if depth and self.unfinished[rows].all():
+                    title = f"{stream or label} unfinished"
+                tracks.append(pieces.track(self.rank, "comm", title))
         return tracks
 
     def plain(self, role: str, kind: int, most: int) -> list[Track]:

@@ -15,13 +15,13 @@ from stepscope.dashboard.loaded import LoadedRun
 from stepscope.dashboard.pieces import Segments, layers
 from stepscope.dashboard.theme import CATEGORIES, CODE
 from stepscope.dashboard.tracks import Labels, build_tracks
-from stepscope.tracer.schema import AXES, EVENT_COLUMNS, KINDS, PHASES, Lane, code_of
+from stepscope.tracer.schema import AXES, EVENT_COLUMNS, FLAG_PARTIAL, KINDS, PHASES, Lane, code_of
 
 
 def rank_data(*rows: tuple[str, int, int, int, dict[str, int]]) -> RankData:
     """(kind, lane, start, end, other columns) rows of one rank, given in the store's order."""
     events = empty_columns(EVENT_COLUMNS, len(rows))
-    events["name_id"][:] = 0
+    events["name_id"][:] = events["flags"][:] = 0
     for i, (kind, lane, start, end, more) in enumerate(rows):
         values = {"kind": code_of(KINDS, kind), "lane": lane, "start_ns": start, "dur_ns": end - start, **more}
         for name, value in values.items():
@@ -124,6 +124,29 @@ def test_streams_of_one_axis_share_a_lane_unless_they_overlap():
     data = rank_data(("comm", 2, 0, 20, DP), ("comm", 2, 30, 40, DP), ("comm", 3, 12, 28, DP))
     tracks = by_role(build(data, segments((0, 40, "visible_comm"))), "comm")
     assert [(t.label, len(t)) for t in tracks] == [("dp", 2), ("x", 1)]
+
+
+def test_unfinished_communications_of_a_stream_are_one_queue_on_one_lane():
+    # issued at 20, 30, 30, 45 behind one another, and nothing ended before the recording did, at 100; one at 10 had begun
+    open_dp = DP | {"flags": FLAG_PARTIAL}
+    queue = [("comm", 2, start, 100, open_dp) for start in (20, 30, 30, 45)]
+    data = rank_data(("comm", 2, 10, 25, DP), *queue)
+    labels = Labels()
+    last = np.full(5, -1, np.int64)
+    tracks = build_tracks(0, data, segments((0, 100, "visible_comm")), last, lambda times: times, labels)
+    finished, waiting = by_role(tracks, "comm")
+    assert [finished.label, waiting.label] == ["dp", "dp unfinished"]
+    assert pieces(finished) == [(10, 25, "visible_comm", 0)]
+    assert [(a, b, row) for a, b, _, row in pieces(waiting)] == [(20, 30, 1), (30, 30, 2), (30, 45, 3), (45, 100, 4)]
+    assert {labels.text_of(int(name)) for name in waiting.name} == {"op · unfinished"}
+    assert {labels.text_of(int(name)) for name in finished.name} == {"op"}
+
+
+def test_one_unfinished_communication_that_overlaps_nothing_stays_on_its_lane():
+    data = rank_data(("comm", 2, 10, 20, DP), ("comm", 2, 20, 100, DP | {"flags": FLAG_PARTIAL}))
+    (comm,) = by_role(build(data, segments((0, 100, "visible_comm"))), "comm")
+    assert comm.label == "dp"
+    assert [(a, b, row) for a, b, _, row in pieces(comm)] == [(10, 20, 0), (20, 100, 1)]
 
 
 def test_rows_of_no_length_stay():
