@@ -29,7 +29,10 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """One run directory: `stamp` changes when its content does. `error`: why run.json cannot be read."""
+    """One run directory: `stamp` changes when its content does, and is empty where it cannot be listed.
+
+    `error`: why the directory cannot be listed, or run.json not be read; the ranks may then still speak for the run.
+    """
 
     id: str
     path: Path
@@ -100,9 +103,9 @@ class Catalogue:
         run_id = path.relative_to(self.root).as_posix() if path != self.root else path.name
         try:
             names = [n for n in sorted(os.listdir(path)) if n == RUN_FILE or n.endswith(TRACE_SUFFIXES)]
-            stats = [(path / n).stat() for n in names]
         except OSError as error:
             return Found(run_id, path, (), None, f"cannot be listed: {error.strerror}")
+        stats = [status for name in names if (status := _status(path / name)) is not None]
         stamp = (max((s.st_mtime_ns for s in stats), default=0), len(stats), sum(s.st_size for s in stats))
         try:
             return Found(run_id, path, stamp, RunMeta.from_json((path / RUN_FILE).read_text("utf-8")))
@@ -110,7 +113,9 @@ class Catalogue:
             return Found(run_id, path, stamp, None, "")
         except UnicodeDecodeError:
             return Found(run_id, path, stamp, None, "run.json is no UTF-8 text")
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            return Found(run_id, path, stamp, None, f"run.json cannot be read: {error.strerror}")
+        except ValueError as error:
             return Found(run_id, path, stamp, None, str(error))
 
     def find(self, run_id: str) -> Found | None:
@@ -186,6 +191,16 @@ def _files(path: Path) -> list[str]:
         return os.listdir(path)
     except OSError:
         return []
+
+
+def _status(file: Path) -> os.stat_result | None:
+    """Of the file, or of the link itself where that leads nowhere; None for one that has just gone."""
+    for look in (file.stat, file.lstat):
+        try:
+            return look()
+        except OSError:
+            continue
+    return None
 
 
 def is_run(files: list[str]) -> bool:

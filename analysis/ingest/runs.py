@@ -46,12 +46,20 @@ def plan_run(path: Path) -> Plan:
         if rank == next_rank:
             raise StepscopeError(f"{file.name} and {next_file.name} are both rank {rank}: remove one of them")
     watched = [path / RUN_FILE, *(file for _, file in files)]
-    sources = {file.name: fingerprint(file) for file in watched if file.exists()}
+    sources = {file.name: fingerprint(file) for file in watched if _size(file) is not None}
     return Plan(path, True, sources, partial(_tasks, files), read_rank, partial(_describe, path))
 
 
 def _tasks(files: list[tuple[int, Path]], directory: Path, build: str) -> list[Task]:
-    return [Task("run", str(file), rank, directory, build, file.stat().st_size) for rank, file in files]
+    return [Task("run", str(file), rank, directory, build, _size(file) or 0) for rank, file in files]
+
+
+def _size(file: Path) -> int | None:
+    """Bytes of a file; None where a name leads to nothing (a link whose target is gone): reading it will say so."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
 
 
 def read_rank(task: Task) -> list[Entry]:

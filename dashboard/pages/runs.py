@@ -79,7 +79,7 @@ def cards(catalogue: Catalogue) -> list[Any]:
             )
         ]
     head = ("", "Run", "Mesh", "Source", "Health", "Step time", "Where the mean step goes", "Recorded")
-    rows = [_row(run, None if run.error else catalogue.glance(run)) for run in found]
+    rows = [_row(run, catalogue.glance(run) if run.stamp else None) for run in found]
     return [
         html.Table(
             [
@@ -98,7 +98,10 @@ def cards(catalogue: Catalogue) -> list[Any]:
 def _row(run: Found, opening: Opening | None) -> html.Tr:
     name = text.name(run.meta.name if run.meta else run.path.name, 80)
     summary = opening.summary if opening else None
-    error = run.error or (opening.error if opening else "")
+    if opening is None:
+        error = run.error
+    else:  # a run whose run.json cannot be read is opened all the same: its ranks speak for it
+        error = "; ".join(word for word in (opening.error, run.error) if word) if opening.error else ""
     pick = dcc.Checklist(
         options=[
             {"label": html.Span(f"compare {text.name(run.id, 80)}", className="ss-visually-hidden"), "value": run.id}
@@ -162,5 +165,6 @@ def when(run: Found) -> str:
             )
         except ValueError:
             return text.name(run.meta.created, 24)
-    stamp = run.stamp[0] / 1e9 if run.stamp else 0
-    return datetime.fromtimestamp(stamp, timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M")
+    if not run.stamp or not run.stamp[0]:
+        return units.DASH
+    return datetime.fromtimestamp(run.stamp[0] / 1e9, timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -200,6 +200,23 @@ def test_a_broken_rank_file_leaves_the_others_analysable(tmp_path: Path, content
     assert len(run.columns(0, "kind")["kind"]) == 15
 
 
+@pytest.mark.parametrize("target", ["gone.json.gz", rank_file(1), "directory"])
+def test_a_rank_file_that_leads_nowhere_is_left_out_like_any_broken_one(tmp_path: Path, target: str) -> None:
+    path = write_run(tmp_path / "run")
+    content = (path / rank_file(1)).read_bytes()
+    (path / rank_file(1)).unlink()
+    if target == "directory":
+        (path / rank_file(1)).mkdir()
+    else:  # to nothing, or to itself
+        (path / rank_file(1)).symlink_to(target)
+    run = open_run(path)
+    assert run.ranks == [0] and codes(run) == ["broken_rank"] and run.health.status == "broken"
+    assert run.health.items[0].file == rank_file(1) and run.health.items[0].rank == 1
+    if target == "gone.json.gz":  # the store does not outlive the target's return
+        (path / target).write_bytes(content)
+        assert open_run(path).ranks == [0, 1]
+
+
 def test_every_rank_broken_is_an_error(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", ranks=(0,))
     (path / rank_file(0)).write_bytes(b"nothing")

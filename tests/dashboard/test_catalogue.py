@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from pathlib import Path
 
 import pytest
 import synthetic
 
+from stepscope.analysis import units
 from stepscope.analysis.errors import StepscopeError
-from stepscope.dashboard.catalogue import Catalogue
+from stepscope.analysis.ingest import open_run
+from stepscope.dashboard.catalogue import Catalogue, Found
 from stepscope.dashboard.loaded import LoadedRun, Progress, load
+from stepscope.dashboard.pages import runs
 from stepscope.dashboard.security import inside
+from stepscope.tracer.schema import RunMeta, rank_file
 
 
 def write_run(folder: Path, name: str = "") -> Path:
@@ -61,6 +67,62 @@ def test_a_broken_run_keeps_its_error_to_itself(tmp_path: Path):
     assert bad.done.wait(20) and good.done.wait(20)
     assert bad.error == "no rank file in bad: record it again"
     assert good.loaded is not None and good.error == ""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Two ranks of two steps each that can be read, and their run.json, in `runs/a`."""
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(RunMeta("a", "a", complete=True, world_size=2).to_json())
+    for rank in (0, 1):
+        rows = [("user_annotation", f"ProfilerStep#{k}", 1, 1000 * k, 900, {}) for k in (0, 1)]
+        rows += [("kernel", "block", 7, 1000 * k + 100, 500, {"stream": 7, "phase": "forward"}) for k in (0, 1)]
+        events = [
+            {"ph": "X", "cat": cat, "name": name, "pid": rank, "tid": tid, "ts": ts, "dur": dur, "args": args}
+            for cat, name, tid, ts, dur, args in rows
+        ]
+        head = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 10**18}
+        (folder / rank_file(rank)).write_bytes(gzip.compress(json.dumps({**head, "traceEvents": events}).encode()))
+    return folder
+
+
+def shown(root: Path) -> str:
+    """The cards of the runs under a directory, once all are opened, as text."""
+    catalogue = Catalogue(root)
+    for run in catalogue.found():
+        opening = catalogue.glance(run)
+        assert opening is not None and opening.done.wait(60)
+    return str(runs.cards(catalogue))
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", None])
+def test_ranks_speak_for_a_run_whose_run_json_cannot_be_read(recorded: Path, content: bytes | None):
+    (recorded / "run.json").unlink()
+    if content is None:  # OSError
+        (recorded / "run.json").mkdir()
+    else:
+        (recorded / "run.json").write_bytes(content)
+    cards = shown(recorded.parent)
+    assert "health touched" in cards and "broken" not in cards and "ss-error" not in cards
+    assert open_run(recorded).health.status == "touched"
+
+
+def test_a_run_of_which_nothing_can_be_read_says_all_that_is_wrong(recorded: Path):
+    for file in recorded.iterdir():
+        file.write_bytes(b"garbage")
+    cards = shown(recorded.parent)
+    assert "can be read" in cards and "run.json " in cards and "'broken'" in cards
+
+
+def test_a_rank_file_that_leads_nowhere_takes_the_card_no_date_and_no_other_rank(recorded: Path):
+    (recorded / "run.json").unlink()  # so that the files date the run
+    (recorded / rank_file(1)).unlink()
+    (recorded / rank_file(1)).symlink_to("gone")
+    found = Catalogue(recorded.parent).found()
+    assert [run.error for run in found] == [""] and not runs.when(found[0]).startswith("1970")
+    assert "cannot be listed" not in shown(recorded.parent)
+    assert runs.when(Found("x", recorded, (), None, "cannot be listed: Permission denied")) == units.DASH
 
 
 def test_a_bug_of_ours_ends_on_the_runs_own_card(tmp_path: Path):
