@@ -62,6 +62,13 @@ def write_text(target: str | Path, text: str) -> None:
         Path(target).write_text(text, encoding="utf-8")
 
 
+def refuse_two_on_stdout(targets: dict[str, str | Path | None]) -> None:
+    """BadParameter where two results, by option, shall both go to standard output."""
+    there = [option for option, target in targets.items() if str(target) == "-"]
+    if len(there) > 1:
+        raise typer.BadParameter(f"{' - and '.join(there)} - both want standard output: give one of them a file")
+
+
 def engine_of(engine: str | None, scheduler: str | None) -> str | None:
     """What `open_run` calls the engine; BadParameter for what is none."""
     if (engine == "dask") != (scheduler is not None):
@@ -104,6 +111,7 @@ def analyze(
         stepscope analyze traces/rank-*.json.gz
     """
     on = engine_of(engine, scheduler)
+    refuse_two_on_stdout({"--json": json_file, "--html": html_file})
     from stepscope.analysis.ingest import open_run
     from stepscope.analysis.report import analyze as report_on
     from stepscope.analysis.report import dumps
@@ -117,7 +125,7 @@ def analyze(
         from stepscope.analysis.report.html import to_html
 
         write_text(html_file, to_html(report))
-    if json_file != "-":
+    if "-" not in (json_file, str(html_file)):
         from stepscope.analysis.report.terminal import print_report
 
         show(lambda out: print_report(report, out))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.commands.analyze import JsonFile, show, write_text
+from stepscope.commands.analyze import JsonFile, refuse_two_on_stdout, show, write_text
 from stepscope.commands.console import Quiet, say_next
 from stepscope.exit_codes import ExitCode
 
@@ -62,6 +62,7 @@ def compare(
     if len(paths) < 2:
         raise typer.BadParameter("compare needs two runs or more: stepscope compare A B")
     limit = None if fail_if_slower is None else per_cent(fail_if_slower)
+    refuse_two_on_stdout({"--json": json_file, "--markdown": markdown_file})
     from stepscope.analysis.compare import compare as compared
     from stepscope.analysis.ingest import open_run
     from stepscope.analysis.report import dumps

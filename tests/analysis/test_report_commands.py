@@ -96,6 +96,21 @@ def test_compare_json_and_markdown(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert note.read_text().startswith("### stepscope compare")
 
 
+def test_two_results_on_one_standard_output_are_wrong_usage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["analyze", str(run), "--json", "-", "--html", "-"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "--html -" in said.err
+    assert status_of(["compare", str(run), str(run), "--json", "-", "--markdown", "-"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "--markdown -" in said.err
+
+
+def test_the_page_alone_on_standard_output(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["analyze", str(run), "--html", "-"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("<!") and page.rstrip().endswith("</html>")
+
+
 @pytest.mark.parametrize("words", [["compare"], ["compare", "a"], ["compare", "a", "b", "--fail-if-slower", "much"]])
 def test_wrong_usage_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(words) == 2
