@@ -66,6 +66,11 @@ def count(n: float | None) -> str:
     return _scaled(n, _COUNT)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 rank`, `2 ranks`; `many` where more than one is not `one` with an s: ("row has", "rows have")."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def share(fraction: float | None) -> str:
     """A fraction as per cent: 0.2727 -> `27.3 %`; three significant digits, since shares are read beside each other."""
     if fraction is None or undefined(fraction):

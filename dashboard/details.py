@@ -146,7 +146,7 @@ def _fill_communication(
     found["note"] = (
         f"rank {last_rank} arrives last, {units.duration(spread)} after the first"
         if (last_rank is not None and spread)
-        else f"{len(parts)} ranks, no rank is late"
+        else f"{units.counted(len(parts), 'rank')}, no rank is late"
     )
     mine = next(p for p in found["parts"] if p["rank"] == rank)
     facts.append(["This rank", f"waits {mine['wait']}, transfers {mine['transfer']}"])

@@ -20,6 +20,11 @@ def bandwidth(bytes_per_s: float | None) -> str:
     return text if text == units.DASH else f"{text}/s"
 
 
+def title(*words: str) -> str:
+    """A page's title, as the browser's tab shows it: `slow · stepscope`."""
+    return " · ".join([*words, "stepscope"])
+
+
 def ranks_label(coords: dict[str, int]) -> str:
     """Mesh coordinates outermost first: `pp1 dp0`."""
     return " ".join(f"{axis}{index}" for axis, index in coords.items())
@@ -28,5 +33,5 @@ def ranks_label(coords: dict[str, int]) -> str:
 def mesh_label(mesh: dict[str, int], world_size: int) -> str:
     """`pp2 dp2 · 4 ranks`; axes of size 1 say nothing."""
     axes = " ".join(f"{axis}{size}" for axis, size in mesh.items() if size > 1)
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    ranks = units.counted(world_size, "rank")
     return f"{axes} · {ranks}" if axes else ranks

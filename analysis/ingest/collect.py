@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.runs import rank_files
+from stepscope.analysis.units import counted
 from stepscope.tracer.schema import RUN_FILE, RunMeta
 from stepscope.tracer.writer import write_meta
 
@@ -63,7 +64,9 @@ def collect(directories: Sequence[Path]) -> Collection:
     meta = next((meta for meta in metas.values() if meta.complete), metas[first])
     unknown = sorted(set(files) - set(range(meta.world_size)))
     if unknown:
-        raise StepscopeError(f"{files[unknown[0]]} is rank {unknown[0]} of a run of {meta.world_size} ranks: remove it")
+        raise StepscopeError(
+            f"{files[unknown[0]]} is rank {unknown[0]} of a run of {counted(meta.world_size, 'rank')}: remove it"
+        )
     return Collection(meta, dict(sorted(files.items())), tuple(sorted(set(recorded_ranks(meta)) - set(files))))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from stepscope.analysis.ingest.raw import MISSING, Raw
 from stepscope.analysis.run import Columns
+from stepscope.analysis.units import counted
 from stepscope.tracer.schema import FLAG_IMPOSSIBLE, FLAG_PARTIAL, KINDS, STEP_ANNOTATION, Lane
 
 Note = Callable[..., None]
@@ -38,7 +39,9 @@ def select_rows(raw: Raw, note: Note) -> Raw:
     pairs = letters >= _BEGIN
     lost = int((complete & ~timed).sum())
     if lost:
-        note("no_time", f"{lost} rows have no readable time stamp: left out", touches=("ledger",))
+        note(
+            "no_time", f"{counted(lost, 'row has', 'rows have')} no readable time stamp: left out", touches=("ledger",)
+        )
     endless = complete & timed & ((columns["dur"] == MISSING) | (columns["dur"] > FARTHEST_NS))
     negative = complete & timed & (columns["dur"] < 0) & ~endless
     for code, rows, what in (
@@ -46,7 +49,11 @@ def select_rows(raw: Raw, note: Note) -> Raw:
         ("negative_duration", negative, "a negative duration"),
     ):
         if rows.any():
-            note(code, f"{int(rows.sum())} rows have {what}: kept with length 0", touches=("ledger",))
+            note(
+                code,
+                f"{counted(int(rows.sum()), 'row has', 'rows have')} {what}: kept with length 0",
+                touches=("ledger",),
+            )
     keep = timed & (complete | instants)
     if pairs.any():
         begins, lengths = _pair(raw, np.flatnonzero(pairs & timed), letters, note)

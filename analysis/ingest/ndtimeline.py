@@ -16,6 +16,7 @@ import pyarrow as pa
 from stepscope.analysis.ingest.build import Entry, Task, broken, written
 from stepscope.analysis.ingest.formats import TABLE_COLUMNS as COLUMNS
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
+from stepscope.analysis.units import counted
 
 OPERATIONS = {
     "forward-compute": Kind("compute", "forward"),
@@ -68,7 +69,8 @@ def read_file(task: Task) -> list[Entry]:
                 "unknown_operation", f"operations of unknown type count as host work: {', '.join(unknown)[:200]}"
             )
         if bad.any() and rank == min(rows):
-            result.note("no_time", f"{int(bad.sum())} rows of the table have no time: left out", touches=("ledger",))
+            rows_have = counted(int(bad.sum()), "row of the table has", "rows of the table have")
+            result.note("no_time", f"{rows_have} no time: left out", touches=("ledger",))
         entries.append(written(task, rank, result))
     return entries
 

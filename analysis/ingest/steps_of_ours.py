@@ -12,6 +12,7 @@ import numpy as np
 
 from stepscope.analysis.ingest.damage import Note
 from stepscope.analysis.ingest.raw import MISSING, Raw
+from stepscope.analysis.units import counted
 from stepscope.tracer.schema import STEP_ANNOTATION
 
 BEGIN_NAME = "step begins"
@@ -26,9 +27,10 @@ def settle_steps(raw: Raw, note: Note) -> Raw:
     """
     open_steps, open_comm = raw.columns["partial"] > 0, raw.columns["unfinished"] > 0
     if open_steps.any() or open_comm.any():
+        under_way = counted(int(open_comm.sum()), "communication was", "communications were")
         note(
             "stopped_recording",
-            f"the recording ended within a step ({int(open_comm.sum())} communications were under way): it is partial",
+            f"the recording ended within a step ({under_way} under way): it is partial",
             touches=("ledger", "summary"),
         )
     begins = _named(raw, lambda name: name == BEGIN_NAME) & (raw.columns["step"] != MISSING)

@@ -12,6 +12,7 @@ from stepscope.analysis.ledger.parts import Parts
 from stepscope.analysis.ledger.summary import RankSummary
 from stepscope.analysis.ledger.waits import Waits
 from stepscope.analysis.records import HealthItem
+from stepscope.analysis.units import counted
 from stepscope.tracer.schema import COLLECTIVES
 
 TOUCHED = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "unsplit_ns", "stragglers")
@@ -30,12 +31,13 @@ def match_health(
     if unmatched:
         items.append(_unmatched_item(parts, waits, unmatched, len(one)))
     if partial:
-        text = f"{partial} of {len(one)} communications were recorded on some of their ranks only: their waits are lower bounds"
+        of = counted(len(one), "communication was", "communications were")
+        text = f"{partial} of {of} recorded on some of their ranks only: their waits are lower bounds"
         items.append(HealthItem("partial_match", text, touches=TOUCHED))
     inferred = int(((matched.method[one] == keys.INFERRED) & (waits.present[one] > 1)).sum())
     if inferred:
         text = (
-            f"{inferred} communications name no group: paired by kind, stream and time "
+            f"{counted(inferred, 'communication names', 'communications name')} no group: paired by kind, stream and time "
             f"(ends within {keys.TOLERANCE_NS / 1e6:g} ms, intervals overlapping)"
         )
         items.append(HealthItem("inferred_match", text, touches=("bubble_ns", "imbalance_ns")))
@@ -47,13 +49,14 @@ def match_health(
         items.append(HealthItem("group_unknown", text, touches=TOUCHED))
     violations = int(waits.violation.sum())
     if violations:
-        text = f"{violations} parts of communications end before the last one they depend on arrived: their clocks disagree"
+        ends = counted(violations, "part of a communication ends", "parts of communications end")
+        text = f"{ends} before the last one they depend on arrived: their clocks disagree"
         items.append(HealthItem("clock_violation", text, touches=("bubble_ns", "imbalance_ns", "stragglers")))
     for place, source in enumerate(clocks.source):
         if source == "estimated":
             text = (
                 f"clock of rank {parts.ranks[place]}: estimated {int(clocks.offset_ns[place])} ns ahead from "
-                f"{int(clocks.samples[place])} communications, residual {int(clocks.residual_ns[place])} ns"
+                f"{counted(int(clocks.samples[place]), 'communication')}, residual {int(clocks.residual_ns[place])} ns"
             )
             items.append(HealthItem("clock_estimated", text, rank=parts.ranks[place]))
     return items
@@ -63,7 +66,7 @@ def _unmatched_item(parts: Parts, waits: Waits, count: int, total: int) -> Healt
     """Names a few of them: a communication whose partners never came is where a hang shows."""
     shown = "; ".join(_described(parts, row) for row in np.flatnonzero(waits.unmatched)[:3].tolist())
     more = f"; and {count - 3} more" if count > 3 else ""
-    text = f"{count} of {total} communications were recorded on one rank only ({shown}{more}): not split"
+    text = f"{count} of {counted(total, 'communication was', 'communications were')} recorded on one rank only ({shown}{more}): not split"
     return HealthItem("unmatched", text, touches=TOUCHED)
 
 
@@ -83,7 +86,10 @@ def _disagreeing(parts: Parts, matched: keys.Matched) -> list[HealthItem]:
     if not differs.any():
         return []
     first = rows[np.flatnonzero(differs)[0]], rows[np.flatnonzero(differs)[0] + 1]
-    text = f"{int(differs.sum())} communications are different operations on their ranks: the ranks have come apart"
+    many = counted(
+        int(differs.sum()), "communication is a different operation", "communications are different operations"
+    )
+    text = f"{many} on their ranks: the ranks have come apart"
     named = " against ".join(_described(parts, int(row)) for row in first)
     return [HealthItem("mismatched", f"{text} (first: {named})", touches=TOUCHED)]
 
@@ -102,7 +108,7 @@ def _unequal_counts(parts: Parts) -> list[HealthItem]:
         return []
     g, used = unequal[0]
     text = (
-        f"{len(unequal)} groups have unequal numbers of communications on their ranks "
+        f"{counted(len(unequal), 'group has', 'groups have')} unequal numbers of communications on their ranks "
         f"(first: {parts.groups.names[g]}, {int(used.min())} to {int(used.max())})"
     )
     return [HealthItem("unequal_counts", text, touches=TOUCHED)]

@@ -12,6 +12,7 @@ from stepscope.analysis.records import JSON_SCHEMA_VERSION, HealthItem
 from stepscope.analysis.report.terminal import clean
 from stepscope.analysis.report.view import health_words
 from stepscope.analysis.run import Run
+from stepscope.analysis.units import counted
 
 STYLES = {"ok": "green", "touched": "yellow", "broken": "red"}
 
@@ -35,7 +36,7 @@ def print_health(run: Run, console: Console) -> None:
     mark = "✓" if status == "ok" else "!"
     console.print(Text.assemble((f"{mark} ", f"bold {STYLES[status]}"), (health_words(run.health), STYLES[status])))
     meta = run.meta
-    of = f"{len(run.ranks)} of {meta.world_size} ranks"
+    of = f"{len(run.ranks)} of {counted(meta.world_size, 'rank')}"
     console.print(Text(clean(f"{meta.name or meta.run_id} · {meta.source} · {of}"), style="dim"))
     for item in sorted(run.health.items, key=lambda one: (not one.broken, not one.touches)):
         console.print(Text.assemble("\n", (item.code, "bold"), f"  {clean(item.text, 4000)}"))

@@ -214,7 +214,10 @@ def _pipeline(report: Report) -> str:
     p = report.pipeline
     if p.stages < 2:
         return ""
-    of = f"Schedule {p.schedule or 'not recognised'}, {p.stages} stages, {p.microbatches or units.DASH} microbatches."
+    batches = (
+        units.counted(p.microbatches, "microbatch", "microbatches") if p.microbatches else f"{units.DASH} microbatches"
+    )
+    of = f"Schedule {p.schedule or 'not recognised'}, {units.counted(p.stages, 'stage')}, {batches}."
     heads = [
         "bubble",
         f"of the step|{DEFINITIONS['of_step']}",
@@ -242,7 +245,7 @@ def _stragglers(report: Report) -> str:
             s.cause or units.DASH,
             s.pattern or units.DASH,
             units.duration(s.cost_ns_per_step),
-            f"{s.last_arrivals} times",
+            units.counted(s.last_arrivals, "time"),
         ]
         for s in notable(report)[:MOST_BARS]
     ]

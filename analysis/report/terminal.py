@@ -193,8 +193,8 @@ def _pipeline(report: Report) -> RenderableType:
     p = report.pipeline
     facts = [
         f"schedule {p.schedule or 'not recognised'}",
-        f"{p.stages} stages",
-        f"{p.microbatches or units.DASH} microbatches",
+        units.counted(p.stages, "stage"),
+        units.counted(p.microbatches, "microbatch", "microbatches") if p.microbatches else f"{units.DASH} microbatches",
     ]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("bubble")
@@ -243,7 +243,7 @@ def _stragglers(report: Report) -> RenderableType:
     for one in worth[:MOST_STRAGGLERS]:
         cost = units.duration(one.cost_ns_per_step)
         words = (Text(one.cause or units.DASH), Text(one.pattern or units.DASH))
-        table.add_row(rank_label(report, one.rank), cost, f"{one.last_arrivals} times", *words)
+        table.add_row(rank_label(report, one.rank), cost, units.counted(one.last_arrivals, "time"), *words)
     rest = len(report.stragglers) - min(len(worth), MOST_STRAGGLERS)
     note = Text(f"{rest} more rank{'s' if rest != 1 else ''} cost next to nothing or less (--json)", style="dim")
     groups = [Text(clean(line)) for line in group_lines(report)[:MOST_STRAGGLERS]] if worth else []

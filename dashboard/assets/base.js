@@ -25,6 +25,7 @@
     const text = (100 * share).toFixed(1);
     return share > 0 && text === "0.0" ? "<0.1 %" : `${text} %`;
   };
+  S.counted = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
   S.count = (n) => n.toLocaleString("en-US").replace(/,/g, "\u202f");
 
   // ---- DOM: text is only ever set as text ---------------------------------------------------------------------------

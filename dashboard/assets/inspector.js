@@ -37,7 +37,7 @@
     say(text) { this.live.textContent = text; }
     sentence(event) {
       const what = `${event.name}, ${S.theme.categories[event.category].label}, rank ${event.rank}`;
-      return event.note ? `${what}. ${event.parts.length} ranks: ${event.note}.` : `${what}, ${S.duration(event.end - event.start)}.`;
+      return event.note ? `${what}. ${S.counted(event.parts.length, "rank")}: ${event.note}.` : `${what}, ${S.duration(event.end - event.start)}.`;
     }
     async askSums(range) {
       if (!range) { this.sums = null; this.render(); return; }
@@ -48,7 +48,7 @@
       this.sums = sums;
       this.render();
       const spoken = sums.terms.map((code, i) => `${S.theme.categories[code].label} ${sums.text[i]}`).join(", ");
-      this.say(`Range of ${sums.range}, mean over ${sums.ranks.length} ranks: ${spoken}`);
+      this.say(`Range of ${sums.range}, mean over ${S.counted(sums.ranks.length, "rank")}: ${spoken}`);
     }
     render() {
       const blocks = [];
@@ -83,7 +83,7 @@
         S.make("td", {}, p.rank === event.last_rank ? "last" : "")));
       const more = event.parts.length - listed.length;
       return S.make("section", { class: "ss-block ss-grow", "aria-label": "Parts on all ranks" },
-        this.title(`On ${event.parts.length} ranks: ${event.note}`, null, null),
+        this.title(`On ${S.counted(event.parts.length, "rank")}: ${event.note}`, null, null),
         S.make("div", { class: "ss-scroll" }, S.make("table", { class: "ss-parts" },
           head("Rank, latest first", "Waits", "Transfers", "", ""), S.make("tbody", {}, rows))),
         more > 0 ? S.make("p", { class: "ss-definition" }, `and ${more} more, which came earlier`) : null);
@@ -97,7 +97,7 @@
           S.make("td", {}, sums.text[i]), S.make("td", {}, S.percent(share)), bar([piece(code, 0, share)]),
           S.make("td", {}, many ? `${S.duration(Math.min(...values), 3)} – ${S.duration(Math.max(...values), 3)}` : ""));
       });
-      const of = `mean over ${sums.ranks.length} ${many ? "ranks" : "rank"}`;
+      const of = `mean over ${S.counted(sums.ranks.length, "rank")}`;
       return S.make("section", { class: "ss-block ss-grow", "aria-label": "Sums of the selected range" },
         this.title(`Range of ${sums.range}: ${of}`, null, () => this.timeline.setRange(null)),
         S.make("table", { class: "ss-parts" }, head("Term", "Mean", "Share", "", "Over ranks"), S.make("tbody", {}, rows)));

@@ -148,7 +148,12 @@ def _pipeline(report: Report) -> list[Any]:
         parts.defined("of the step", view.DEFINITIONS["of_step"]),
         parts.defined("of the ideal work", view.DEFINITIONS["of_work"]),
     ]
-    shape = f"{facts.schedule or 'unknown schedule'} · {facts.stages} stages · {facts.microbatches or units.DASH} microbatches"
+    microbatches = (
+        units.counted(facts.microbatches, "microbatch", "microbatches")
+        if facts.microbatches
+        else f"{units.DASH} microbatches"
+    )
+    shape = " · ".join([facts.schedule or "unknown schedule", units.counted(facts.stages, "stage"), microbatches])
     return [parts.chart_head("Pipeline bubble, measured beside theory", shape), parts.table(head, rows, numeric=(1, 2))]
 
 

@@ -299,6 +299,7 @@ def _start(name: str, spec: RunSpec, out: Path | None, device_name: str, force: 
 
 def describe(name: str, configuration: Configuration, device: Any) -> str:
     """What is about to run, in three lines: layout, model, batch."""
+    from stepscope.analysis.units import counted
     from stepscope.parallel_runtime.model.initial import parameter_count
 
     model, parallel, train = configuration.model, configuration.parallel, configuration.train
@@ -308,7 +309,7 @@ def describe(name: str, configuration: Configuration, device: Any) -> str:
     mixture += f" ({model.experts_per_token} a token)" if model.experts else ""
     return "\n".join(
         [
-            f"{name}: {parallel.world_size} ranks ({degrees}), {device.kind} with {device.backend}",
+            f"{name}: {counted(parallel.world_size, 'rank')} ({degrees}), {device.kind} with {device.backend}",
             f"model: {model.layers} layers of {model.hidden}{mixture}, {parameter_count(model):,} parameters, {train.dtype}",
             f"batch: {train.microbatch_size} sequences x {train.microbatches} microbatches x dp {parallel.dp}"
             f" = {global_batch(parallel, train)} sequences of {model.seq} tokens",

@@ -34,6 +34,11 @@ def test_durations(ns: float | None, text: str) -> None:
     assert units.duration(ns) == text
 
 
+def test_one_is_not_many() -> None:
+    assert [units.counted(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [units.counted(n, "row has", "rows have") for n in (1, 2)] == ["1 row has", "2 rows have"]
+
+
 def test_signs_and_shares() -> None:
     assert units.signed_duration(1_200_000) == "+1.2 ms"
     assert units.signed_duration(-340_000) == "−340 µs"

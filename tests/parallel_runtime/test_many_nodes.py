@@ -126,7 +126,7 @@ def test_what_does_not_belong_together_is_refused_before_anything_is_copied(
     with pytest.raises(StepscopeError, match="are of different runs"):
         collect([nodes[0], twice])
     write_meta(twice, replace(meta, world_size=1))
-    with pytest.raises(StepscopeError, match="is rank 1 of a run of 1 ranks"):
+    with pytest.raises(StepscopeError, match="is rank 1 of a run of 1 rank:"):
         collect([twice])
 
 
