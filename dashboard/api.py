@@ -17,6 +17,8 @@ from stepscope.dashboard.loaded import LoadedRun
 MAX_LANES = 400
 OVERVIEW_ROWS = 48
 MAX_SEARCH = 200
+FARTHEST_NS = 1 << 62
+"""Numbers beyond are refused: the sum of two within still fits the 64 bits that times have."""
 
 
 def routes(catalogue: Catalogue) -> Blueprint:
@@ -35,6 +37,13 @@ def routes(catalogue: Catalogue) -> Blueprint:
             abort(409, "the run could not be opened")
         return loaded
 
+    @api.get("")
+    @api.get("/")
+    @api.get("/<path:_rest>")
+    def nothing(_rest: str = "") -> Response:
+        """Else the dashboard's pages would answer."""
+        abort(404, "no such route")
+
     @api.get("/theme")
     def theme_route() -> Response:
         return _json(theme.for_browser())
@@ -49,7 +58,10 @@ def routes(catalogue: Catalogue) -> Blueprint:
         lanes = _integers("lanes", MAX_LANES)
         try:
             chosen = [(i, loaded.tracks[i]) for i in lanes if 0 <= i < len(loaded.tracks)]
-            body = pack_view(chosen, _integer("first"), _integer("bins"), _integer("bin_ns"), loaded.labels.text_of)
+            first, bins, bin_ns = _integer("first"), _integer("bins"), _integer("bin_ns")
+            if (abs(first) + abs(bins)) * abs(bin_ns) > FARTHEST_NS:
+                abort(400, "the view lies too far from the run")
+            body = pack_view(chosen, first, bins, bin_ns, loaded.labels.text_of)
         except ValueError as error:
             abort(400, str(error))
         return _binary(body)
@@ -119,9 +131,12 @@ def routes(catalogue: Catalogue) -> Blueprint:
 
 def _integer(name: str) -> int:
     try:
-        return int(request.args.get(name, ""))
+        found = int(request.args.get(name, ""))
     except ValueError:
         abort(400, f"{name} must be an integer")
+    if abs(found) > FARTHEST_NS:
+        abort(400, f"{name} must lie within {FARTHEST_NS} of 0")
+    return found
 
 
 def _integers(name: str, most: int) -> list[int]:

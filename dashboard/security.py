@@ -33,6 +33,11 @@ def host_name(header: str) -> str:
         return ""
 
 
+def same_origin(origin: str, host: str) -> bool:
+    """Whether an `Origin` header names the server that the `Host` header names; `null` does not."""
+    return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
+
+
 def protect(server: Flask, script_hashes: Sequence[str]) -> None:
     """Refuse every request that names another host (DNS rebinding) or comes from another site's page, and set the
     headers that keep the browser to this server."""
@@ -42,6 +47,9 @@ def protect(server: Flask, script_hashes: Sequence[str]) -> None:
     def check_host() -> None:
         if host_name(request.headers.get("Host", "")) not in LOCAL_NAMES:
             abort(403, "stepscope answers only to localhost")
+        origin = request.headers.get("Origin")
+        if origin is not None and not same_origin(origin, request.headers["Host"]):
+            abort(403, "stepscope answers only to its own pages")
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             abort(403, "stepscope answers only to its own pages")
 

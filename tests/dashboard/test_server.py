@@ -40,6 +40,15 @@ def test_pages_of_other_sites_are_refused(client: FlaskClient):
     assert client.get("/api/meta/slow", headers={**local, "Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
+def test_requests_of_other_origins_are_refused(client: FlaskClient):
+    at = {"Host": "localhost:8050"}
+    for origin in ("http://evil.example", "http://localhost:9999", "null", "http://localhost:8050.evil.example", ""):
+        for path in ("/", "/api/meta/slow", "/_dash-layout"):
+            assert client.get(path, headers={**at, "Origin": origin}).status_code == 403, (origin, path)
+    assert client.post("/_dash-update-component", headers={**at, "Origin": "http://evil"}).status_code == 403
+    assert client.get("/api/meta/slow", headers={**at, "Origin": "http://LOCALHOST:8050"}).status_code == 200
+
+
 def test_every_answer_carries_the_policy_and_every_script_is_local(client: FlaskClient):
     page = client.get("/", headers={"Host": "localhost"})
     policy = page.headers["Content-Security-Policy"]
@@ -67,6 +76,19 @@ def test_every_answer_carries_the_policy_and_every_script_is_local(client: Flask
         ("/api/event/slow?track=0&index=123456", 404),
         ("/api/event/slow?track=-1&index=0", 404),
         ("/api/sums/slow?start=5&end=5", 400),
+        ("/api", 404),
+        ("/api/", 404),
+        ("/api/nope", 404),
+        ("/api/nope/slow", 404),
+        ("/api/sums/slow?start=0&end=1" + 30 * "0", 400),
+        ("/api/sums/slow?start=-1" + 30 * "0" + "&end=1", 400),
+        ("/api/sums/slow?start=0&end=1" + 9999 * "0", 400),
+        ("/api/sums/slow?start=0&end=9&ranks=1" + 30 * "0", 200),  # a rank that is not there
+        ("/api/view/slow?first=1" + 18 * "0" + "&bins=8&bin_ns=1048576&lanes=0", 400),
+        ("/api/view/slow?first=0&bins=8&bin_ns=4611686018427387904&lanes=0", 400),
+        ("/api/view/slow?first=0&bins=8&bin_ns=8&lanes=1" + 30 * "0", 200),
+        ("/api/locate/slow?rank=1" + 30 * "0" + "&op_id=1&start=1", 400),
+        ("/api/search/slow?q=a&bins=9&after=1" + 30 * "0", 400),
         ("/api/same/slow?track=0&index=999999&direction=1", 404),
     ],
 )
