@@ -70,6 +70,7 @@ def shell() -> dmc.MantineProvider:
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="theme"),
             dcc.Store(id="sink"),
+            dcc.Store(id="title"),
             header,
             html.Main(id="page", className="ss-main"),
         ],

@@ -15,7 +15,7 @@ from stepscope.dashboard.catalogue import Catalogue
 from stepscope.dashboard.figures import charts
 from stepscope.dashboard.loaded import LoadedRun
 from stepscope.dashboard.pages import compare, runs, tabs
-from stepscope.dashboard.router import compared, loaded_all, page_of, run_page
+from stepscope.dashboard.router import Shown, compared, loaded_all, page_of, run_page
 
 GRID_COLUMNS = [
     {"field": "name", "headerName": "Name", "flex": 3, "minWidth": 200},
@@ -47,25 +47,37 @@ def _shell(app: Dash, catalogue: Catalogue) -> None:
     )
 
     @app.callback(
-        Output("page", "children"), Output("crumbs", "children"), Input("url", "pathname"), Input("url", "search")
+        Output("page", "children"),
+        Output("crumbs", "children"),
+        Output("title", "data"),
+        Input("url", "pathname"),
+        Input("url", "search"),
     )
-    def show(pathname: str | None, search: str | None) -> tuple[Any, Any]:
+    def show(pathname: str | None, search: str | None) -> Shown:
         return page_of(catalogue, pathname or "/", search or "")
 
     @app.callback(
         Output("page", "children", allow_duplicate=True),
         Output("crumbs", "children", allow_duplicate=True),
+        Output("title", "data", allow_duplicate=True),
         Output("opening-text", "children"),
         Output("opening-bar", "value"),
         Input("opening-poll", "n_intervals"),
         State("opening-run", "data"),
         prevent_initial_call=True,
     )
-    def poll(_: int, run_id: str) -> tuple[Any, Any, Any, Any]:
+    def poll(_: int, run_id: str) -> tuple[Any, Any, Any, Any, Any]:
         opening = catalogue.open(run_id)
         if opening is None or opening.done.is_set():
             return *run_page(catalogue, run_id), no_update, no_update
-        return no_update, no_update, f"{opening.text} …", 100 * opening.share
+        return no_update, no_update, no_update, f"{opening.text} …", 100 * opening.share
+
+    app.clientside_callback(
+        ClientsideFunction("stepscope", "title"),
+        Output("sink", "data", allow_duplicate=True),
+        Input("title", "data"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
         Output("url", "pathname"),
@@ -213,7 +225,7 @@ def _run(app: Dash, catalogue: Catalogue) -> None:
             className="ss-grid",
         )
         where = f"between {units.duration(start)} and {units.duration(end)}"
-        listed = f"{total:,} operations {where}".replace(",", "\u202f") + (
+        listed = f"{total:,} operation{'' if total == 1 else 's'} {where}".replace(",", "\u202f") + (
             f", the longest {len(rows)} listed" if total > len(rows) else ""
         )
         return grid, listed

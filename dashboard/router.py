@@ -14,19 +14,23 @@ from stepscope.dashboard.loaded import LoadedRun
 from stepscope.dashboard.pages import compare, parts, run, runs
 from stepscope.dashboard.pages.parts import attributes
 
+Shown = tuple[Any, Any, str]
+"""A page, the crumbs in the header, and the page's title."""
+
 PATIENCE_S = 1.5
 """So long a page waits for a run to open before it shows how far it is."""
 
 
-def page_of(catalogue: Catalogue, pathname: str, search: str) -> tuple[Any, Any]:
-    """(page, crumbs) of an address."""
+def page_of(catalogue: Catalogue, pathname: str, search: str) -> Shown:
+    """What an address shows."""
     if pathname in ("", "/"):
-        return runs.page(catalogue), []
+        return runs.page(catalogue), [], text.title("Runs")
     if pathname.startswith("/run/"):
         return run_page(catalogue, unquote(pathname.removeprefix("/run/")))
     if pathname == "/compare":
         return _compare_page(catalogue, search)
-    return parts.message("No such page", "Nothing lies at this address.", dcc.Link("All runs", href="/")), []
+    page = parts.message("No such page", "Nothing lies at this address.", dcc.Link("All runs", href="/"))
+    return page, [], text.title("No such page")
 
 
 def _crumbs(*words: str) -> list[Any]:
@@ -39,22 +43,23 @@ def _crumbs(*words: str) -> list[Any]:
     return found
 
 
-def run_page(catalogue: Catalogue, run_id: str) -> tuple[Any, Any]:
-    """(page, crumbs) of a run: laid out, being opened, or why it cannot be shown."""
+def run_page(catalogue: Catalogue, run_id: str) -> Shown:
+    """A run: laid out, being opened, or why it cannot be shown."""
     shown = text.name(run_id, 80)
+    back = dcc.Link("All runs", href="/")
     opening = catalogue.open(run_id)
     if opening is None:
-        return parts.message(
-            "No such run", f"{shown} is no run directory under {catalogue.root}.", dcc.Link("All runs", href="/")
-        ), _crumbs(shown)
+        page = parts.message("No such run", f"{shown} is no run directory under {catalogue.root}.", back)
+        return page, _crumbs(shown), text.title("No such run")
     opening.done.wait(PATIENCE_S)
-    if opening.loaded is not None:
-        return run.page(opening.loaded), _run_crumbs(opening.loaded)
+    loaded = opening.loaded
+    if loaded is not None:
+        return run.page(loaded), _run_crumbs(loaded), text.title(text.name(loaded.run.meta.name or run_id, 80))
     if opening.done.is_set():
-        return parts.message(
-            "This run cannot be shown", text.name(opening.error, 2000), dcc.Link("All runs", href="/")
-        ), _crumbs(shown)
-    return run.opening_page(run_id, opening), _crumbs(shown)
+        page = parts.message("This run cannot be shown", text.name(opening.error, 2000), back)
+    else:
+        page = run.opening_page(run_id, opening)
+    return page, _crumbs(shown), text.title(shown)
 
 
 def _run_crumbs(loaded: LoadedRun) -> list[Any]:
@@ -89,17 +94,18 @@ def compared(found: list[LoadedRun]) -> Comparison:
     return compare_reports([one.report for one in found])
 
 
-def _compare_page(catalogue: Catalogue, search: str) -> tuple[Any, Any]:
+def _compare_page(catalogue: Catalogue, search: str) -> Shown:
     ids = compare.wanted(search)
     back = dcc.Link("Pick runs", href="/")
+    crumbs, title = _crumbs("Compare"), text.title("Compare")
     if len(ids) < 2:
-        return parts.message("Compare needs two runs", "Pick two or more on the page of all runs.", back), _crumbs(
-            "Compare"
-        )
+        words = "Pick two or more on the page of all runs."
+        return parts.message("Compare needs two runs", words, back), crumbs, title
     found, problem = loaded_all(catalogue, ids)
-    if problem:
-        return parts.message("These runs cannot be compared", problem, back), _crumbs("Compare")
-    try:
-        return compare.page(found, compared(found)), _crumbs("Compare")
-    except ValueError as error:
-        return parts.message("These runs cannot be compared", text.name(str(error), 1000), back), _crumbs("Compare")
+    if not problem:
+        try:
+            names = " / ".join(text.name(one.run.meta.name, 40) for one in found[:4])
+            return compare.page(found, compared(found)), crumbs, text.title(names, "Compare")
+        except ValueError as error:
+            problem = text.name(str(error), 1000)
+    return parts.message("These runs cannot be compared", problem, back), crumbs, title

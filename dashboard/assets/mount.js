@@ -53,6 +53,10 @@
   // ---- Dash's own callbacks in the browser --------------------------------------------------------------------------
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.stepscope = {
+    title(words) {
+      if (words) document.title = words;
+      return window.dash_clientside.no_update;
+    },
     theme(clicks) {
       const now = clicks ? (S.isDark() ? "light" : "dark") : S.chosenTheme || "light";
       if (clicks) { try { localStorage.setItem("stepscope-theme", now); } catch (error) { /* not kept: storage is blocked */ } }

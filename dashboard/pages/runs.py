@@ -98,10 +98,9 @@ def cards(catalogue: Catalogue) -> list[Any]:
 def _row(run: Found, opening: Opening | None) -> html.Tr:
     name = text.name(run.meta.name if run.meta else run.path.name, 80)
     summary = opening.summary if opening else None
-    if opening is None:
-        error = run.error
-    else:  # a run whose run.json cannot be read is opened all the same: its ranks speak for it
-        error = "; ".join(word for word in (opening.error, run.error) if word) if opening.error else ""
+    error = run.error if opening is None else opening.error
+    if error and run.error not in error:  # a run whose run.json cannot be read is opened all the same
+        error = f"{error}; {run.error}"
     pick = dcc.Checklist(
         options=[
             {"label": html.Span(f"compare {text.name(run.id, 80)}", className="ss-visually-hidden"), "value": run.id}
@@ -120,7 +119,7 @@ def _row(run: Found, opening: Opening | None) -> html.Tr:
     )
     meta = summary.meta if summary else run.meta
     axes, _, ranks = text.mesh_label(meta.mesh, meta.world_size).partition(" · ") if meta else (units.DASH, "", "")
-    mesh = [html.Span(axes), html.Small(ranks) if ranks else None]
+    mesh = [html.Span(axes, className="ss-whole"), html.Small(ranks, className="ss-whole") if ranks else None]
     if error:
         what: list[Any] = [html.Td(html.Div(text.name(error, 500), className="ss-error"), colSpan=2)]
     elif summary is None:

@@ -43,7 +43,8 @@ def test_runs_page_lists_every_run_and_keeps_a_broken_one_to_itself(watched: Wat
     for name in ("slow", "even", "dense"):
         expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
     row = page.locator("tr", has_text="broken").first
-    expect(row).to_contain_text("not JSON")
+    expect(row).to_contain_text("not JSON", timeout=60_000)
+    expect(row).to_contain_text("holds no rank file")
     expect(page.locator("tr", has=page.get_by_role("link", name="slow", exact=True)).locator(".ss-bar")).to_be_visible(
         timeout=60_000
     )
@@ -325,7 +326,8 @@ def test_tabs_show_their_tables(watched: Watched):
 
 def test_hostile_names_are_text_and_never_run(watched: Watched):
     page = watched.go("/run/hostile")
-    title = page.title()
+    title = 'hostile<b>&"name · stepscope'
+    expect(page).to_have_title(title)
     expect(page.locator(".ss-crumbs")).to_contain_text('hostile<b>&"name')
     for track in range(watched.evaluate("T.meta.ranks[0].tracks.length")):
         watched.evaluate(f"T.choose(T.meta.ranks[0].tracks[{track}][0], 1, false)")
@@ -344,8 +346,52 @@ def test_hostile_names_are_text_and_never_run(watched: Watched):
     for y in range(110, 260, 14):
         page.mouse.move(where["x"] + 500, where["y"] + y)
     page.go_back()
-    assert page.title() == title
+    expect(page).to_have_title(title)
     assert page.locator("img[src='x']").count() == 0
+
+
+def test_the_title_names_what_the_page_shows(watched: Watched):
+    page = watched.go("/", ".ss-run-table")
+    expect(page).to_have_title("Runs · stepscope")
+    page.get_by_role("link", name="slow", exact=True).click()
+    expect(page).to_have_title("slow · stepscope", timeout=60_000)
+    page.go_back()
+    expect(page).to_have_title("Runs · stepscope")
+    for path, title in (("/compare?runs=slow,even", "slow / even · Compare"), ("/run/nothing", "No such run")):
+        page.goto(watched.address + path)
+        expect(page).to_have_title(f"{title} · stepscope", timeout=60_000)
+
+
+def test_a_name_is_shown_in_its_own_letters(watched: Watched):
+    # Inter's contextual alternates would draw the x of 0x9a as a multiplication sign, which is wider
+    page = watched.go("/run/slow")
+    widths = page.evaluate("""() => {
+      const width = (text, style) => {
+        const span = document.createElement("span");
+        span.style.font = style; span.textContent = text;
+        document.body.append(span);
+        const found = span.getBoundingClientRect().width;
+        span.remove();
+        return found;
+      };
+      const canvas = document.querySelector(".ss-timeline canvas").getContext("2d");
+      canvas.save();
+      canvas.font = "400 40px Inter";
+      const drawn = ["0x9a", "0\u200cx\u200c9a", "0×9a"].map((text) => canvas.measureText(text).width);
+      canvas.restore();
+      return [["0x9a", "0\u200cx\u200c9a", "0×9a"].map((text) => width(text, "400 40px Inter")), drawn];
+    }""")
+    for plain, apart, times in widths:
+        assert plain == pytest.approx(apart) and abs(plain - times) > 1
+
+
+def test_the_mesh_stays_on_its_line(watched: Watched):
+    watched.page.set_viewport_size({"width": 1000, "height": 900})
+    page = watched.go("/", ".ss-run-table")
+    lines = page.evaluate(
+        "() => [...document.querySelectorAll('.ss-run-table .ss-whole')].map((e) => e.getClientRects().length)"
+    )
+    assert len(lines) > 5 and set(lines) == {1}
 
 
 def test_names_of_runs_and_errors_are_text(watched: Watched):
