@@ -14,7 +14,7 @@ import pandas as pd
 
 from stepscope.analysis.causes.counters import samples
 from stepscope.analysis.causes.pipeline import stage_of
-from stepscope.analysis.causes.setup import Setup, blocks, padded
+from stepscope.analysis.causes.setup import Setup, padded, replicated
 from stepscope.analysis.ledger.steps import Windows
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import KINDS, PHASES, code_of
@@ -51,9 +51,9 @@ def optimizer_bytes(optimizer: str, dtype: str) -> int | None:
 
 def theory(setup: Setup, stage: int) -> dict[str, int | None]:
     """Kind of state -> bytes that one rank of `stage` holds (ZeRO table of theory: divided by what ZeRO cuts over)."""
-    elements = [one.elements for one in blocks(setup, stage).values()]
-    whole = sum(elements)
-    cut = sum(padded(one, setup.shard) // setup.shard for one in elements)
+    parts = replicated(setup, stage)
+    whole = sum(sum(elements.values()) for _, elements in parts)
+    cut = sum(padded(one, ranks) // ranks for ranks, elements in parts for one in elements.values())
     each = optimizer_bytes(setup.optimizer, setup.dtype)
     return {
         "parameters": (cut if setup.zero >= 3 else whole) * setup.item,

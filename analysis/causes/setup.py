@@ -101,6 +101,16 @@ class Setup:
         return self.dp * self.cp // self.replicate
 
     @property
+    def expert_shard(self) -> int:
+        """Ranks over which ZeRO cuts the state of experts, where it is apart: those that hold the same ones (edp)."""
+        return self.dp * self.cp * self.tp // self.ep
+
+    @property
+    def experts_apart(self) -> bool:
+        """Whether gradients and state of experts are over other ranks than all else; else they go with their layer."""
+        return self.experts > 0 and self.ep * self.tp > 1
+
+    @property
     def key_value(self) -> int:
         """Width of keys and of values over all heads."""
         return self.hidden // self.heads * (self.kv_heads or self.heads)
@@ -136,6 +146,19 @@ def blocks(setup: Setup, stage: int) -> dict[str, Held]:
     if last:
         found[HEAD] = Held(cut=0 if setup.tied else table, whole=norm)
     return found
+
+
+def replicated(setup: Setup, stage: int) -> list[tuple[int, dict[str, int]]]:
+    """What replicas of one rank of `stage` reduce, or cut under ZeRO: (ranks, block -> elements). Dense first; experts
+    in a part of their own where they are over other ranks (edp, maybe 1)."""
+    held = blocks(setup, stage)
+    if not setup.experts_apart:
+        return [(setup.shard, {name: one.elements for name, one in held.items()})]
+    dense = {name: one.elements - one.experts for name, one in held.items()}
+    return [
+        (setup.shard, dense),
+        (setup.expert_shard, {name: one.experts for name, one in held.items() if one.experts}),
+    ]
 
 
 def _layer(setup: Setup, mixture: bool, norm: int) -> Held:

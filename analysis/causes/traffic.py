@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-from stepscope.analysis.causes.setup import HEAD, TABLE, Setup, blocks, padded
+from stepscope.analysis.causes.setup import HEAD, TABLE, Setup, blocks, padded, replicated
 from stepscope.tracer.schema import ActionMeta
 
 COUNT_BYTES = 8  # a number of tokens
@@ -57,33 +57,31 @@ def predicted(setup: Setup, stage: int, table: Iterable[ActionMeta] = ()) -> lis
 
 def _data(setup: Setup, stage: int) -> list[Flow]:
     """DP: P b in all, in buckets whose number is the program's business. Gradients of experts go over edp."""
-    held = blocks(setup, stage).values()
-    replicas = setup.dp * setup.cp
-    if setup.experts and setup.ep * setup.tp > 1:
-        dense = sum(one.elements - one.experts for one in held)
-        experts = sum(one.experts for one in held)
-        both = ((replicas, dense), (replicas * setup.tp // setup.ep, experts))
-    else:
-        both = ((replicas, sum(one.elements for one in held)), (1, 0))
-    return [Flow("dp", "all_reduce", ranks, None, elements * setup.item) for ranks, elements in both if elements]
+    parts = [(ranks, sum(elements.values())) for ranks, elements in replicated(setup, stage)]
+    return [Flow("dp", "all_reduce", ranks, None, elements * setup.item) for ranks, elements in parts if elements]
 
 
 def _zero(setup: Setup, stage: int, table: Iterable[ActionMeta]) -> list[Flow]:
-    """ZeRO: a reduce-scatter a unit (ZeRO-2, 3: in each microbatch), an all-gather a unit, or by use under ZeRO-3."""
-    strategy, ranks = f"zero{setup.zero}", setup.shard
-    sizes = {name: padded(one.elements, ranks) * setup.item for name, one in blocks(setup, stage).items()}
+    """ZeRO: a reduce-scatter a unit (ZeRO-2, 3: in each microbatch), an all-gather a unit, or by use under ZeRO-3.
+    Experts apart have units of their own, over edp."""
+    strategy = f"zero{setup.zero}"
     times = setup.microbatches if setup.zero > 1 else 1
-    whole = sum(sizes.values())
-    found = [Flow(strategy, "reduce_scatter", ranks, len(sizes) * times, whole * times)]
-    if setup.zero < 3:
-        found.append(Flow(strategy, "all_gather", ranks, len(sizes), whole))
-    else:
-        gathered = _gathers(setup, stage, list(table))
-        number = None if gathered is None else len(gathered)
-        total = None if gathered is None else sum(sizes[name] for name in gathered)
-        found.append(Flow(strategy, "all_gather", ranks, number, total))
-    copies = sum(size // ranks for size in sizes.values())
-    return [*found, Flow(strategy, "all_reduce", setup.replicate, len(sizes), copies)]
+    gathered = _gathers(setup, stage, list(table)) if setup.zero == 3 else None
+    found: list[Flow] = []
+    for ranks, elements in replicated(setup, stage):
+        sizes = {name: padded(number, ranks) * setup.item for name, number in elements.items()}
+        whole = sum(sizes.values())
+        found.append(Flow(strategy, "reduce_scatter", ranks, len(sizes) * times, whole * times))
+        if setup.zero < 3:
+            found.append(Flow(strategy, "all_gather", ranks, len(sizes), whole))
+        elif gathered is None:
+            found.append(Flow(strategy, "all_gather", ranks, None, None))
+        else:
+            used = [sizes[name] for name in gathered if name in sizes]
+            found.append(Flow(strategy, "all_gather", ranks, len(used), sum(used)))
+        copies = sum(size // ranks for size in sizes.values())
+        found.append(Flow(strategy, "all_reduce", setup.replicate, len(sizes), copies))
+    return found
 
 
 def _gathers(setup: Setup, stage: int, table: list[ActionMeta]) -> list[str] | None:

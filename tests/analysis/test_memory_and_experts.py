@@ -51,6 +51,19 @@ def test_what_does_not_divide_is_padded():
     assert held == 4 * sum(-(-unit // 3) for unit in units)
 
 
+def test_the_state_of_experts_is_cut_over_the_ranks_that_hold_the_same_ones():
+    """dp 4, ep 2: dense units over 4, experts (half of 8 on each rank) over 2; ep 4: experts are not cut at all."""
+    moe = {"experts": 8, "experts_per_token": 2, "expert_ffn": 4}
+    expert, router = 3 * 8 * 4, 8 * 8
+    dense = (32 * 8, *2 * (4 * 64 + router + 2 * 8,), 32 * 8 + 8)
+    for ep, ranks in ((2, 2), (4, 1)):
+        found = Setup.of(RunMeta("r", "r", model=MODEL | moe, train=TRAIN, parallel={"dp": 4, "ep": ep, "zero": 1}))
+        assert found is not None
+        held = sum(dense) + 2 * (8 // ep) * expert
+        cut = sum(-(-unit // 4) for unit in dense) + 2 * (8 // ep * expert // ranks)
+        assert theory(found, 0) == {"parameters": 4 * held, "gradients": 4 * held, "optimizer": 8 * cut}
+
+
 @pytest.mark.parametrize(
     ("measured", "expected", "words"),
     [
