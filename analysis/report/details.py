@@ -109,8 +109,19 @@ def _volumes(report: Report) -> Detail | None:
         rows.append([stage, *words, *numbers, word(row["verdict"])])
     of = "Communication of a rank and step beside theory; what differs first. A dash: not predicted, or not recorded."
     agreed = len(frame) and bool((frame["verdict"] == AS_PREDICTED).all())
-    short = f"bytes and operations of all {len(frame)} kinds of communication are as predicted" if agreed else ""
+    short = _agreement(frame) if agreed else ""
     return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"), short=short)
+
+
+def _agreement(frame: pd.DataFrame) -> str:
+    """What agrees with theory, and no more: the number of buckets, or the bytes of tokens that may be dropped, has none."""
+    size, number = (int(frame[name].notna().sum()) for name in ("bytes_theory", "operations_theory"))
+    if size == number == len(frame):
+        return f"bytes and operations of all {len(frame)} kinds of communication are as predicted"
+    return (
+        f"as predicted: bytes of {size} and operations of {number} of {len(frame)} kinds of communication; of the others"
+        " theory says nothing"
+    )
 
 
 def _memory(report: Report) -> Detail | None:

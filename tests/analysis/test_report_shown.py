@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from pipeline_runs import pipeline_run
 from rich.console import Console
@@ -50,6 +51,18 @@ def printed(report: Report, width: int, colour: bool = False) -> str:
 
 
 # -- terminal ----------------------------------------------------------------------------------------------------------
+
+
+def test_agreement_with_theory_is_claimed_only_of_what_theory_says(report: Report) -> None:
+    """Two kinds that agree; then theory does not know the bytes of one (tokens may be dropped)."""
+    columns = {"stage": 0, "axis": "ep", "strategy": "ep", "verdict": "as predicted", "operations": 4.0, "bytes": 8.0}
+    both = {"operations_theory": 4.0, "bytes_theory": 8.0, "sent_bytes": 4.0, "sent_bytes_theory": 4.0}
+    frame = pd.DataFrame([{**columns, **both, "collective": name} for name in ("all_to_all", "all_reduce")])
+    shown = " ".join(printed(replace(report, volumes=frame), 160).split())
+    assert "bytes and operations of all 2 kinds of communication are as predicted" in shown
+    frame.loc[0, ["bytes_theory", "sent_bytes_theory"]] = None
+    shown = " ".join(printed(replace(report, volumes=frame), 160).split())
+    assert "as predicted: bytes of 1 and operations of 2 of 2 kinds of communication" in shown
 
 
 def test_health_comes_first_and_everything_is_there(report: Report) -> None:
