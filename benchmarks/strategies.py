@@ -2,10 +2,11 @@
 
     python benchmarks/strategies.py [--steps 50] [--only zero3] [--out DIRECTORY]
 
-Trains the preset `tiny` on each layout as a person would, 50 steps of the same batches, and prints one line of a Markdown
-table for each: loss of the first and of the last step, and the exit status of `analyze` (0: no complaint about its health).
-Ends with status 1 if a loss did not fall clearly or a status is not 0. Layouts of eight ranks come last. Losses are
-equal where only the layout differs, up to the precision of float32: `dp` changes the batch, the rest does not.
+Trains the preset `tiny` (`tiny-moe` for experts) on each layout as a person would, 50 steps of the same batches, and
+prints one line of a Markdown table for each: loss of the first and of the last step, and the exit status of `analyze` (0:
+no complaint about its health). Ends with status 1 if a loss did not fall clearly or a status is not 0. Layouts of eight
+ranks come last but for those of experts. Losses are equal where only the layout differs, up to the precision of float32:
+`dp` changes the batch, the rest does not.
 """
 
 from __future__ import annotations
@@ -38,10 +39,17 @@ LAYOUTS = {
     "cp2 all-gather": "--cp 2 --cp-mode allgather",
     "pp2 gpipe": "--pp 2 --schedule gpipe",
     "pp2 1f1b": "--pp 2",
+    "pp2 interleaved": "--pp 2 --schedule interleaved --chunks 2",
+    "pp2 zb-h1": "--pp 2 --schedule zb-h1",
     "dp2 tp2 pp2": "--dp 2 --tp 2 --pp 2",
     "dp2 tp2 sp pp2": "--dp 2 --tp 2 --sp --pp 2",
     "dp2 cp2 tp2": "--dp 2 --cp 2 --tp 2",
     "zero3 dp2 tp2 pp2": "--dp 2 --zero 3 --tp 2 --pp 2",
+    "experts, one rank": "--preset tiny-moe",
+    "ep2 tp2 sp": "--preset tiny-moe --tp 2 --sp --ep 2",
+    "ep2 cp2": "--preset tiny-moe --cp 2 --ep 2",
+    "ep2 dp2": "--preset tiny-moe --dp 2 --ep 2",
+    "zero1 ep2 dp2 pp2": "--preset tiny-moe --dp 2 --ep 2 --pp 2 --zero 1",
 }
 
 
