@@ -31,6 +31,7 @@ from stepscope.parallel_runtime.comm_streams import (
     stream_of,
 )
 from stepscope.parallel_runtime.mesh import Mesh
+from stepscope.parallel_runtime.slow_link import SlowLink
 from stepscope.tracer.recorder import CommSite, NullRecorder, Recorder
 
 __all__ = [
@@ -125,6 +126,7 @@ class Comm:
         """`streams`: all that the program will use, the same on all ranks (compose.streams_of)."""
         self.mesh, self.rank, self.recorder = mesh, rank, recorder
         self.streams = tuple(dict.fromkeys(streams))
+        self.slow_link: SlowLink | None = None  # injected on purpose
         self._groups = {
             stream: self._group_of(stream)
             for stream in self.streams
@@ -280,6 +282,10 @@ class Comm:
     def _start(self, job: Job) -> Handle:
         """Hand one operation to its stream; returns at once."""
         raise NotImplementedError
+
+    def _delay_s(self, site: CommSite) -> float:
+        """By how many seconds an injected slow link holds up this operation."""
+        return 0.0 if self.slow_link is None else self.slow_link.delay_of(site, self.rank)
 
     def _site(
         self,

@@ -120,7 +120,7 @@ class GlooComm(Comm):
             job, handle = item
             start = time.perf_counter_ns()
             try:
-                run_operation(job, process_group)
+                run_operation(job, process_group, self._delay_s(job.site))
             except Exception as error:  # whatever it is, it must reach the training thread, at wait()
                 handle.error = CommunicationError(self.rank, job.site, job.seq, str(error))
                 handle.error.__cause__ = error
@@ -142,9 +142,17 @@ class GlooComm(Comm):
 # -- one operation, synchronous on the current thread or stream ----------------------------------------------------------
 
 
-def run_operation(job: Job, process_group: dist.ProcessGroup) -> None:
-    """Run one operation through torch.distributed (any backend), blocking as a plain call does."""
+def run_operation(job: Job, process_group: dist.ProcessGroup, delay_s: float = 0.0) -> None:
+    """Run one operation through torch.distributed (any backend), blocking as a plain call does.
+
+    `delay_s`: what this rank gives comes so much later (an injected slow link).
+    """
     site, source, output = job.site, job.source, job.output
+    if delay_s and site.collective == "ring_shift":
+        _delayed_shift(job, process_group, delay_s)
+        return
+    if delay_s:
+        time.sleep(delay_s)
     if site.collective == "all_reduce":
         dist.all_reduce(output, REDUCTIONS[job.reduction], group=process_group)
     elif site.collective == "all_gather":
@@ -170,6 +178,15 @@ def run_operation(job: Job, process_group: dist.ProcessGroup) -> None:
             work.wait()
     else:
         raise AssertionError(f"no backend call for {site.collective}")
+
+
+def _delayed_shift(job: Job, process_group: dist.ProcessGroup, delay_s: float) -> None:
+    """Only what goes out is late: the receive is there at once, or the previous rank of the ring would be held up too."""
+    incoming = dist.irecv(job.output, job.site.peer_from, group=process_group)
+    assert incoming is not None, "this rank is no member of the group"
+    time.sleep(delay_s)
+    dist.send(job.source, job.site.peer, group=process_group)
+    incoming.wait()
 
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}

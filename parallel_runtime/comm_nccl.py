@@ -15,6 +15,7 @@ import torch
 
 from stepscope.parallel_runtime.comm import Comm, CommunicationError, Handle, Job, stream_of
 from stepscope.parallel_runtime.comm_gloo import GroupCache, make_process_groups, run_operation
+from stepscope.parallel_runtime.device import sleep_on_stream
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.tracer.device_times import DeviceClock
 from stepscope.tracer.recorder import NullRecorder, Recorder
@@ -70,6 +71,8 @@ class NcclComm(Comm):
         try:
             with self._cuda.stream(lane), torch.no_grad():
                 start.record(lane)
+                if delay_s := self._delay_s(job.site):
+                    sleep_on_stream(delay_s * 1e3)
                 run_operation(job, self._process_groups[stream_of(job.site.stream).channel])
                 end.record(lane)
         except RuntimeError as error:

@@ -268,6 +268,8 @@ class TrainConfig:
     slow_ms: float = 0.0
     late_rank: int = -1  # this rank's host sleeps late_ms before every step's first work
     late_ms: float = 0.0
+    slow_link: tuple[int, ...] = ()  # (from, to): what the one rank sends to the other takes slow_link_ms longer
+    slow_link_ms: float = 0.0
     timeout_s: float = 300.0  # a communication that takes longer has failed
 
     def __post_init__(self) -> None:
@@ -278,7 +280,7 @@ class TrainConfig:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.lr <= 0.0:
             raise ValueError(f"lr {self.lr} must be positive")
-        for name in ("weight_decay", "clip", "slow_ms", "late_ms"):
+        for name in ("weight_decay", "clip", "slow_ms", "late_ms", "slow_link_ms"):
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} {getattr(self, name)} must not be negative: 0 turns it off")
         if not 0.0 <= self.padding < 1.0:
@@ -289,6 +291,12 @@ class TrainConfig:
             rank, ms = getattr(self, f"{who}_rank"), getattr(self, f"{who}_ms")
             if (rank >= 0) != (ms > 0.0):
                 raise ValueError(f"{who}_rank and {who}_ms belong together: got rank {rank} and {ms} ms")
+        if bool(self.slow_link) != (self.slow_link_ms > 0.0):
+            raise ValueError(
+                f"slow_link and slow_link_ms belong together: got {self.slow_link or 'no link'} and {self.slow_link_ms} ms"
+            )
+        if self.slow_link and (len(self.slow_link) != 2 or self.slow_link[0] == self.slow_link[1]):
+            raise ValueError(f"slow_link {self.slow_link} must be two different ranks: the one sends to the other")
 
 
 @dataclass(frozen=True)
@@ -361,6 +369,11 @@ def check(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> N
         if rank >= parallel.world_size:
             last = parallel.world_size - 1
             raise ValueError(f"{name} {rank} is not among the {parallel.world_size} ranks: take 0 to {last}")
+    if any(not 0 <= rank < parallel.world_size for rank in train.slow_link):
+        ends = "-".join(map(str, train.slow_link))
+        raise ValueError(
+            f"slow_link {ends} does not lie among the {parallel.world_size} ranks: take 0 to {parallel.world_size - 1}"
+        )
 
 
 def _check_pipeline(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> None:

@@ -18,6 +18,12 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "dry": "none"}
 _BUSY_SIDE = 64  # one product of this side takes some 10 us: the injected work ends within that of its time
 
 
+def sleep_on_stream(milliseconds: float) -> None:
+    """Keep the current CUDA stream busy for about this long."""
+    clock: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    torch.cuda._sleep(int(milliseconds * getattr(clock, "clock_rate", 1_500_000)))  # cycles; clock_rate in kHz
+
+
 @dataclass(frozen=True)
 class Device:
     """A kind of device; what differs between them is here and in the doors, nowhere else."""
@@ -84,8 +90,7 @@ class Device:
         On CPU it is time of a core, not of the clock: where ranks share cores, a rank with more work gets no larger share.
         """
         if self.kind == "cuda":
-            clock: Any = torch.cuda.get_device_properties(self.index)
-            torch.cuda._sleep(int(milliseconds * getattr(clock, "clock_rate", 1_500_000)))  # cycles; clock_rate in kHz
+            sleep_on_stream(milliseconds)
         elif self.kind == "cpu":
             end = time.thread_time_ns() + int(milliseconds * 1e6)
             work = torch.ones(_BUSY_SIDE, _BUSY_SIDE)

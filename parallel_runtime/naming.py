@@ -37,6 +37,8 @@ def run_name(preset: str, model: ModelConfig, parallel: ParallelConfig, train: T
         words.append(f"slow{train.slow_rank}")
     if train.late_rank >= 0:
         words.append(f"late{train.late_rank}")
+    if train.slow_link:
+        words.append("link" + "-".join(map(str, train.slow_link)))
     if model.routing_skew is not None:
         words.append(f"skew{model.routing_skew:g}")
     return "-".join(words)

@@ -26,6 +26,7 @@ from stepscope.parallel_runtime.launch import World
 from stepscope.parallel_runtime.memory import sample_state
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.recording import describe_here
+from stepscope.parallel_runtime.slow_link import SlowLink
 from stepscope.tracer.clock import Clock, anchor, clock_of_ranks, host_offsets
 from stepscope.tracer.recorder import NullRecorder, Recorder
 from stepscope.tracer.schema import ActionMeta, RunMeta
@@ -126,6 +127,7 @@ def run_rank(world: World, directory: str, spec: RunSpec) -> Outcome:
     with recorder:  # closed also when a step fails: its file keeps the whole steps and what there is of the last one
         streams = streams_of(c.model, c.parallel, c.train)
         comm = world.device.comm(mesh, world.rank, recorder, streams, c.train.timeout_s)
+        comm.slow_link = SlowLink.of(c.train)
         program = build(c, comm, world.device)
         losses, step_ns = train(program, InjectedCauses(c.train, world.rank, world.device, recorder), spec)
         comm.close()

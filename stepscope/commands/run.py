@@ -29,6 +29,7 @@ from stepscope.parallel_runtime.naming import claim, claim_below, run_name
 from stepscope.parallel_runtime.pp.split import parse_split
 from stepscope.parallel_runtime.published import LAYOUTS, PRESETS, laid_out, preset
 from stepscope.parallel_runtime.published import layout as layout_of
+from stepscope.parallel_runtime.slow_link import parse_link
 
 if TYPE_CHECKING:
     from stepscope.parallel_runtime.compose import Configuration
@@ -143,6 +144,10 @@ def run(
     slow_ms: Annotated[float, option("... by so many milliseconds.", CAUSES)] = 0.0,
     late_rank: Annotated[int, option("This rank's host sleeps before every step ...", CAUSES)] = -1,
     late_ms: Annotated[float, option("... for so many milliseconds.", CAUSES)] = 0.0,
+    slow_link: Annotated[
+        str | None, option("What the first of two ranks sends to the second, such as 0-1, takes longer ...", CAUSES)
+    ] = None,
+    slow_link_ms: Annotated[float, option("... by so many milliseconds an operation.", CAUSES)] = 0.0,
     routing_skew: Annotated[
         float | None, option("Expert e gets (e + 1)^-skew of the tokens, whatever the router says; 0: even.", CAUSES)
     ] = None,
@@ -224,6 +229,8 @@ def run(
             slow_ms=slow_ms,
             late_rank=late_rank,
             late_ms=late_ms,
+            slow_link=parse_link(slow_link),
+            slow_link_ms=slow_link_ms,
             timeout_s=timeout_s,
         )
         if published is not None:
