@@ -1,7 +1,7 @@
 """What every equality test shares: a case, both sides of the comparison, and the worst difference between them.
 
 float64 and plain SGD: then two correct programs differ by the order of additions alone. Over three steps that was at most
-1.7e-14 of a tensor's largest entry; the tolerance leaves sixty times that for other machines and libraries. What the tests
+3.0e-14 of a tensor's largest entry; the tolerance leaves thirty times that for other machines and libraries. What the tests
 are to find (a missing reduction, a factor, a dropped microbatch) is wrong in the first digit.
 """
 

@@ -1,13 +1,21 @@
-"""What the files of single strategies leave out of the matrix of pairs; AdamW, float32, bfloat16 once for each strategy.
+"""Every legal pair of ways to run in parallel: what the files of single strategies leave out of the matrix is here.
 
-The matrix, with the file that holds the rest of it: docs/numerics.md.
+AdamW, float32, bfloat16 once for each strategy. The matrix, with the file of each pair: docs/numerics.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import matrix
 import pytest
+import test_cp_equality
+import test_ep_equality
+import test_equality
+import test_pp_equality
+import test_tensor_parallel
+import test_zero_equality
 import torch
 from equality import (
     CLASSIC,
@@ -24,7 +32,7 @@ from equality import (
 )
 
 from stepscope.parallel_runtime.clip import EPSILON
-from stepscope.parallel_runtime.config import ParallelConfig
+from stepscope.parallel_runtime.config import ParallelConfig, check
 from stepscope.parallel_runtime.mesh import Mesh
 
 P = ParallelConfig
@@ -33,6 +41,8 @@ SHORT = replace(GROUPED, layers=2, seq=8, vocab=32)
 BIASES = replace(CLASSIC, layers=2, seq=8, vocab=32)
 TABLE = replace(TIED, kv_heads=2, layers=2, seq=8, vocab=32)
 WIDE = replace(SHORT, hidden=32, heads=8, kv_heads=4, ffn=40)  # key and value heads for tp 2 and two ranks of ulysses
+DEEP = replace(TABLE, layers=4)  # a layer for each of two chunks of two stages
+MIXED = replace(DEEP, **matrix.EXPERTS)
 
 PAIRS = [
     Case("zero1 dp2 tp2", P(dp=2, tp=2, zero=1), BIASES, FEW),
@@ -45,11 +55,28 @@ PAIRS = [
     Case("tp2 cp2 all-gather", P(tp=2, cp=2, cp_mode="allgather"), WIDE, FEW),
     Case("tp2 cp2 ring, biases, contiguous", P(tp=2, cp=2, cp_layout="contiguous"), BIASES, FEW),
 ]
+FILES = {
+    "E": test_equality.CASES,
+    "T": test_tensor_parallel.CASES,
+    "C": test_cp_equality.CASES,
+    "Z": test_zero_equality.CASES,
+    "P": test_pp_equality.CASES,
+    "X": [*test_ep_equality.CASES, *test_ep_equality.EIGHT],
+    "M": PAIRS,
+}
+"""Letter of the matrix -> the cases of its file."""
+
+REST = [matrix.case_of(pair) for pair in matrix.pairs() if pair not in matrix.covered(FILES)]
 TRIPLES = [
     Case("zero3 dp2 tp2 sp pp2", P(dp=2, tp=2, sp=True, pp=2, zero=3), TABLE, FEW),
     Case("zero1 dp2 tp2 pp2", P(dp=2, tp=2, pp=2, zero=1), TABLE, FEW),
     Case("zero2 dp2 cp2 pp2", P(dp=2, cp=2, pp=2, zero=2), TABLE, FEW),
     Case("dp2 cp2 tp2 all-gather", P(dp=2, cp=2, tp=2, cp_mode="allgather"), BIASES, FEW),
+    Case("interleaved dp2 tp2 sp pp2", P(dp=2, tp=2, sp=True, **matrix.WAYS["pp"]["interleaved"]), DEEP, FEW),
+    Case("interleaved zero3 dp2 cp2 pp2", P(dp=2, cp=2, zero=3, **matrix.WAYS["pp"]["interleaved"]), DEEP, FEW),
+    Case("interleaved dp2 tp2 ep4 pp2", P(dp=2, tp=2, ep=4, **matrix.WAYS["pp"]["interleaved"]), MIXED, FEW),
+    Case("zb-h1 dp2 cp2 pp2 ulysses", P(dp=2, cp=2, cp_mode="ulysses", **matrix.WAYS["pp"]["zb-h1"]), BIASES, FEW),
+    Case("zb-h1 cp2 tp2 sp ep2 pp2", P(cp=2, tp=2, sp=True, ep=2, **matrix.WAYS["pp"]["zb-h1"]), MIXED, FEW),
 ]
 EACH = {
     "dp": P(dp=2, bucket_mb=0.01),
@@ -60,12 +87,43 @@ EACH = {
     "sp": P(tp=2, sp=True),
     **{mode: P(cp=2, cp_mode=mode) for mode in ("ring", "ulysses", "allgather")},
     "pp": P(pp=2),
+    **{name: P(**matrix.WAYS["pp"][name]) for name in ("interleaved", "zb-h1")},
 }
+NUMERICS = Path(__file__).parents[2] / "docs/numerics.md"
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*PAIRS, *REST], ids=lambda case: case.name)
 def test_pairs_equal_one_process(pool, case):
     assert difference(pool, case) < TOLERANCE
+
+
+def test_the_matrix_by_hand():
+    """The ways two by two; what belongs to a layout's ways and what only carries them."""
+    dp, tp, cp, ep, pp = (len(ways) for ways in matrix.WAYS.values())
+    assert (dp, tp, cp, ep, pp) == (4, 2, 3, 1, 5)
+    assert len(matrix.pairs()) == 4 * (2 + 3 + 1 + 5) + 2 * (3 + 1 + 5) + 3 * (1 + 5) + 5 == 85
+    assert matrix.ways_of(P(dp=2, ep=2)) == {"dp", "ep"}
+    assert matrix.ways_of(P(dp=2, ep=2, pp=2)) == {"ep", "1f1b"}
+    assert matrix.ways_of(P(dp=2, ep=2, tp=2)) == {"dp", "ep", "tp"}
+    assert matrix.ways_of(P(cp=2, zero=1, cp_mode="ulysses")) == {"zero1", "cp ulysses"}
+    assert matrix.ways_of(P(tp=2, sp=True, pp=2, schedule="zb-h1")) == {"sp", "zb-h1"}
+
+
+@pytest.mark.parametrize("pair", matrix.pairs(), ids=lambda pair: " ".join(sorted(pair)))
+def test_the_case_of_a_pair_is_of_that_pair_and_legal(pair):
+    case = matrix.case_of(pair)
+    assert matrix.ways_of(case.parallel) == pair
+    check(case.model, case.parallel, case.train)
+    assert case.parallel.world_size == 4 or "ep" in pair
+
+
+def test_the_documentation_holds_the_matrix():
+    """Every pair and every way alone has its file; the page is what `matrix.table` makes."""
+    found = matrix.covered({**FILES, "M": [*PAIRS, *REST]})
+    assert not [pair for pair in matrix.pairs() if pair not in found]
+    assert [way for way in matrix.AXIS_OF if frozenset((way,)) not in found] == ["ep"]  # it lies over another axis
+    wanted = matrix.table(found)
+    assert wanted in NUMERICS.read_text(), f"docs/numerics.md lacks the matrix:\n{wanted}"
 
 
 @pytest.mark.parametrize("case", TRIPLES, ids=lambda case: case.name)
@@ -77,13 +135,13 @@ def test_triples_equal_one_process(eight, case):
 def test_adamw(pool, strategy):
     """It divides by roots of squares, so the rounding of small gradients shows more."""
     train = replace(FEW, optimizer="adamw", lr=0.01, weight_decay=0.1)
-    assert difference(pool, Case("adamw", EACH[strategy], TABLE, train)) < 1e-11
+    assert difference(pool, Case("adamw", EACH[strategy], DEEP, train)) < 1e-11
 
 
 @pytest.mark.parametrize("strategy", EACH)
 def test_float32(pool, strategy):
     """Units in the last place: neither exact nor wrong."""
-    worst = difference(pool, Case("float32", EACH[strategy], BIASES, replace(FEW, dtype="float32")))
+    worst = difference(pool, Case("float32", EACH[strategy], replace(BIASES, layers=4), replace(FEW, dtype="float32")))
     assert 1e-8 < worst < 1e-4
 
 
@@ -91,9 +149,10 @@ def test_float32(pool, strategy):
 def test_bfloat16_is_near_one_process_in_full(pool, strategy):
     """Within units of the last place of the model in float32, as tests/parallel_runtime/test_zero.py has it for ZeRO."""
     parallel, resolution = EACH[strategy], 2**-8
-    ranks = pool.run(on_rank, Case("bfloat16", parallel, SHORT, replace(FEW, dtype="bfloat16")))
+    model = replace(SHORT, layers=4 if strategy == "interleaved" else 2)
+    ranks = pool.run(on_rank, Case("bfloat16", parallel, model, replace(FEW, dtype="bfloat16")))
     ranks = ranks[: parallel.world_size]
-    for number, wanted in enumerate(reference(SHORT, replace(FEW, dtype="float32"), parallel.dp)):
+    for number, wanted in enumerate(reference(model, replace(FEW, dtype="float32"), parallel.dp)):
         losses = [rank[number].loss for rank in ranks if rank[number].loss is not None]
         assert losses == pytest.approx([wanted.loss] * len(losses), rel=2 * resolution)
         for name, whole in gathered([rank[number].parameters for rank in ranks], Mesh.of(parallel)):

@@ -14,6 +14,7 @@ from equality import BIASED, CLASSIC, GROUPED, TIED, TOLERANCE, TRAIN, Case, dif
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
+from stepscope.parallel_runtime.comm import Ready
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig
 from stepscope.parallel_runtime.data import local_batch
 from stepscope.parallel_runtime.model.initial import initialise
@@ -123,6 +124,13 @@ def announce_too_early(program):
     program.executor._last_gradient = {
         chunk: action._replace(microbatch=action.microbatch - 1) for chunk, action in last.items()
     }
+    reduce = program.comm.all_reduce
+
+    def at_once(tensor, axis, **how):
+        """Without this a reduction that is slow enough would meet the last gradients all the same."""
+        return Ready(reduce(tensor, axis, **how).wait())
+
+    program.comm.all_reduce = at_once
 
 
 def swap_the_chunks(program):
