@@ -52,7 +52,7 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
         said = "; ".join(f"{FORMAT_NAMES[format]}: {Path(files[0]).name}" for format, files in found.items())
         raise StepscopeError(f"the files are of several formats ({said}): give those of one run")
     [(format, files)] = found.items()
-    hints = _first_ranks(files) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
+    hints = _first_ranks(files, rules) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
     identity = _identity(paths)
     sources: dict[str, Any] = {file: _fingerprint(file) for file in files}
     if rules is not None:
@@ -68,15 +68,12 @@ def read_file(task: Task) -> list[Entry]:
     return read(task)
 
 
-def _first_ranks(files: list[str]) -> dict[str, int]:
-    """Of exports with several devices each: the rank of the first device, counted on from file to file."""
+def _first_ranks(files: list[str], rules: str | None) -> dict[str, int]:
+    """Of exports with one device or several each: the rank of the first device."""
     from stepscope.analysis.ingest import nsys  # brings in sqlite
 
-    first, hints = 0, {}
-    for file in sorted(files, key=lambda one: names_of_files.natural(Path(one).name)):
-        hints[file] = first
-        first += len(nsys.devices(file))
-    return hints
+    ordered = sorted(files, key=lambda one: names_of_files.natural(Path(one).name))
+    return nsys.first_ranks(ordered, load_rules(rules))
 
 
 def _tasks(

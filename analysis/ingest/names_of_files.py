@@ -33,6 +33,14 @@ def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
     return by_user | dict(zip(ordered, free, strict=False))
 
 
+def rank_in(rules: Rules, file: str) -> int | None:
+    """The rank that the user gives this file, else the one in its name (`rank-10`), else None."""
+    name = Path(file).name
+    found = _RANK_IN_NAME.search(name)
+    given = rules.rank(name)
+    return given if given is not None else int(found.group(1)) if found else None
+
+
 def _coordinates(name: str) -> tuple[int, ...]:
     found = {axis.lower(): int(number) for axis, number in _COORDINATE.findall(name)}
     return tuple(found.get(axis, 0) for axis in _OUTERMOST_FIRST) if found else ()

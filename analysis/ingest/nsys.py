@@ -1,91 +1,260 @@
-"""Nsight Systems exports (`nsys export --type sqlite`): kernels, copies, runtime calls and NVTX ranges; one rank a device."""
+"""Nsight Systems exports (`nsys export --type sqlite`): kernels, copies, runtime calls and NVTX ranges; one rank a device.
+
+An export holds only the tables that something was recorded for, and older versions lack columns: what is not there is
+missing, not an error. Times are ns since the session began.
+"""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, written
-from stepscope.analysis.ingest.normalize import normalize
+from stepscope.analysis.ingest.normalize import RankFile, normalize
+from stepscope.analysis.ingest.nsys_database import (
+    CALLS,
+    COPIES,
+    FILLS,
+    GRAPHS,
+    KERNELS,
+    NVTX,
+    STRINGS,
+    WAITS,
+    Database,
+    Device,
+    Summary,
+    opened,
+)
+from stepscope.analysis.ingest.nvtx_steps import Range, Step, steps_of
 from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, Interner, Raw, blank
-
-KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+from stepscope.analysis.ingest.rules import Rules
+from stepscope.analysis.units import counted
+from stepscope.tracer.schema import FLAG_PARTIAL, STEP_ANNOTATION
 
 _PROCESS = ~0xFFFFFF
 """A global thread id without its last 24 bits is the global process id."""
 
 _NO_STREAM = 0xFFFFFFFF  # of a synchronisation with the whole device
-_NVTX_RANGES = (59, 60)  # push-pop and start-end
+_NVTX_RANGES = (59, 60, 70, 71)  # push-pop and start-end, in the program and of imported text
+_NVTX_MARKS = (34, 65)
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _NUMBERED = re.compile(r", (?:op_id|seq) = .*\Z")
-
-Row = tuple[Any, ...]
-
-
-@contextmanager
-def opened(path: str) -> Iterator[sqlite3.Connection]:
-    """The database, read only; sqlite3.Error when it is none."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
-        yield connection
-
-
-def devices(path: str) -> list[tuple[int, int]]:
-    """(device, global process id) of everything that ran kernels, in that order: the ranks of the file."""
-    with opened(path) as connection:
-        found = connection.execute(f"SELECT DISTINCT deviceId, globalPid FROM {KERNELS} ORDER BY 1, 2").fetchall()
-    return [(int(device), int(process)) for device, process in found]
+_SAID = {
+    CALLS: "runtime calls, so that rows are not joined to what launched them",
+    NVTX: "NVTX ranges, so that the whole recording is one step",
+}
+"""Tables that an export may lack, and what that means; without the others there was no such row."""
 
 
 def why_not(path: str) -> str:
     """Empty for an export that can be read, else what is the matter."""
     try:
-        with opened(path) as connection:
-            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        with opened(path) as database:
+            if STRINGS not in database.tables:
+                return "it is a SQLite database of something else than Nsight Systems"
+            if database.tables & {KERNELS, GRAPHS}:
+                return ""
+            return "it is an Nsight Systems export without GPU kernels (record with --trace=cuda,nvtx)"
     except sqlite3.Error as error:
         return f"it is no readable SQLite database ({error})"
-    if "StringIds" not in names:
-        return "it is a SQLite database of something else than Nsight Systems"
-    return "" if KERNELS in names else "it is an Nsight Systems export without GPU kernels"
+
+
+def first_ranks(files: list[str], rules: Rules) -> dict[str, int]:
+    """The rank of each export's first device, of files in order.
+
+    Exports of one device each take the ranks that the user or their names give, else those that their environments name.
+    Otherwise ranks are counted on from file to file, or from where the user begins one. StepscopeError where two are of
+    one recording.
+    """
+    summaries = {}
+    for file in files:
+        with opened(file) as database:
+            summaries[file] = database.summary()
+    _refuse_duplicates(summaries)
+    if all(len(summary.devices) == 1 for summary in summaries.values()):
+        by_name = {file: names_of_files.rank_in(rules, file) for file in files}
+        by_environment = {file: summary.rank for file, summary in summaries.items()}
+        for given in (by_name, by_environment):
+            ranks = {file: rank for file, rank in given.items() if rank is not None}
+            if len(ranks) == len(files) == len(set(ranks.values())):
+                return ranks
+    first, hints = 0, {}
+    for file in files:
+        told = rules.rank(Path(file).name)
+        hints[file] = first if told is None else told
+        first = hints[file] + len(summaries[file].devices)
+    return hints
+
+
+def _refuse_duplicates(summaries: dict[str, Summary]) -> None:
+    """Two exports of the same device and process of one session hold one rank twice."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for file, summary in summaries.items():
+        for place in summary.devices:
+            key = (summary.host, summary.session, *place[:2])
+            if summary.session and seen.setdefault(key, file) != file:
+                raise StepscopeError(
+                    f"{seen[key]} and {file} are of the same recording (device {place.device}, host "
+                    f"{summary.host or 'unknown'}): give one of them"
+                )
 
 
 def read_file(task: Task) -> list[Entry]:
     """Every device of one export as a rank, counted from the task's rank."""
     try:
-        found = devices(task.path)
-        entries = []
-        for index, (device, process) in enumerate(found):
-            raw = _Reader(task.path, device, process).read()
-            result = normalize(raw, rules_of(task), ours=False)
-            result.facts["place"] = f"device {device} of process {(process >> 24) & 0xFFFFFF}"
-            entries.append(written(task, (task.rank or 0) + index, result))
+        with opened(task.path) as database:
+            summary = database.summary()
+            missing = [what for table, what in _SAID.items() if table not in database.tables]
+            entries = []
+            for index, place in enumerate(summary.devices):
+                reader = _Reader(database, place, summary, rules_of(task))
+                result = reader.result()
+                for what in missing:
+                    result.note("missing_table", f"the export has no {what}")
+                name = f"device {place.device}" + (f" of process {_pid(place.process)}" if place.process >= 0 else "")
+                result.facts["place"] = f"{name}, {counted(place.kernels, 'kernel', 'kernels')}"
+                entries.append(written(task, (task.rank or 0) + index, result))
         return entries or broken(task, "no device ran a kernel")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, TypeError) as error:  # TypeError: NULL where every version has a number
         return broken(task, f"SQLite says: {error}")
 
 
 class _Reader:
     """One device's rows in the form that every reader gives."""
 
-    def __init__(self, path: str, device: int, process: int) -> None:
-        self._path, self._device, self._process = path, device, process
+    def __init__(self, database: Database, place: Device, summary: Summary, rules: Rules) -> None:
+        self._database, self._place, self._summary, self._rules = database, place, summary, rules
         self._names = Interner()
         self._parts: list[dict[str, np.ndarray]] = []
+        self._ranges: list[Range] = []
+        self._named: dict[str, bool] = {}
+        self._graphs = 0
+        self._last = 0
+        self._texts: dict[int, str] = {
+            int(key): str(text) for rows in database.rows(STRINGS, ("id", "value")) for key, text in rows
+        }
 
-    def read(self) -> Raw:
-        with opened(self._path) as connection:
-            self._known = {
-                name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            }
-            self._texts: dict[int, str] = dict(connection.execute("SELECT id, value FROM StringIds"))
-            self._device_rows(connection)
-            self._host_rows(connection)
-            start = self._select(connection, "TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",), "")
-        header = {"baseTimeNanoseconds": int(start[0][0]) if start else 0, "distributedInfo": {"backend": "nccl"}}
+    def result(self) -> RankFile:
+        """The rank, with what is to be said of it."""
+        self._device_rows()
+        self._host_rows()
+        found = steps_of(self._ranges, self._rules, self._last)
+        self._add_steps(found.steps)
+        header: dict[str, Any] = {
+            "baseTimeNanoseconds": self._summary.session,
+            "distributedInfo": {"backend": "nccl"},
+            "host_name": self._summary.host,
+        }
+        raw = Raw(self._joined(), self._names.strings, header)
+        result = normalize(raw, self._rules, ours=False)
+        _mark_partial(result, [step for step in found.steps if step.partial])
+        if found.source and not found.source.startswith(STEP_ANNOTATION):
+            result.note("steps_from_ranges", f"the steps are the NVTX ranges called {found.source!r}")
+        if self._graphs:
+            said = counted(self._graphs, "launch of a CUDA graph is", "launches of CUDA graphs are")
+            result.note(
+                "whole_graphs",
+                f"{said} recorded as one row each: what communicates within them counts as compute; record with "
+                "--cuda-graph-trace=node",
+                touches=("compute_ns", "visible_comm_ns", "overlap_efficiency", "collectives"),
+            )
+        return result
+
+    def _device_rows(self) -> None:
+        where = f"deviceId = {self._place.device}"
+        if self._place.process >= 0:
+            where += f" AND globalPid = {self._place.process}"
+        common = ("start", "end", "streamId", "correlationId")
+        names = ("demangledName", "shortName", "mangledName")
+        for rows in self._database.rows(KERNELS, (*common, *names), where, "start"):
+            self._add("kernel", rows, [self._text(*row[4:]) for row in rows])
+        for rows in self._database.rows(GRAPHS, (*common, "graphId"), where, "start"):
+            self._graphs += len(rows)
+            self._add("kernel", rows, [f"CUDA graph {row[4]}" for row in rows])
+        for rows in self._database.rows(COPIES, (*common, "copyKind", "bytes"), where, "start"):
+            copies = [f"Memcpy {_COPIES.get(row[4], 'other')}" for row in rows]
+            self._add("gpu_memcpy", rows, copies, sizes=[row[5] for row in rows])
+        for rows in self._database.rows(FILLS, (*common, "bytes"), where, "start"):
+            self._add("gpu_memset", rows, ["Memset"] * len(rows), sizes=[row[4] for row in rows])
+        for rows in self._database.rows(WAITS, common, where, "start"):
+            self._add("cuda_sync", rows, ["synchronisation"] * len(rows))
+
+    def _host_rows(self) -> None:
+        own = f"(globalTid & {_PROCESS}) = {self._place.process}" if self._place.process >= 0 else ""
+        for rows in self._database.rows(CALLS, ("start", "end", "globalTid", "correlationId", "nameId"), own, "start"):
+            names = [re.sub(r"_v\d+\Z", "", self._text(row[4])) for row in rows]
+            self._add("cuda_runtime", rows, names, host=True)
+        columns = ("start", "end", "globalTid", "eventType", "text", "textId")
+        for rows in self._database.rows(NVTX, columns, own and f"{own} AND start IS NOT NULL", "start"):
+            marks = [self._range(row) for row in rows if row[3] is None or row[3] in (*_NVTX_RANGES, *_NVTX_MARKS)]
+            self._ranges += [mark for mark in marks if self._is_step(mark.name)]
+            whole = [mark for mark in marks if not mark.mark and mark.end >= 0]
+            self._add(
+                "user_annotation",
+                [(mark.start, mark.end, mark.thread, None) for mark in whole],
+                [mark.name for mark in whole],
+                host=True,
+            )
+
+    def _range(self, row: tuple[Any, ...]) -> Range:
+        """One row of NVTX_EVENTS; older exports write 0 where a range has no end."""
+        start, end, thread, kind, text, text_id = row
+        name = _NUMBERED.sub("", text or self._text(text_id))
+        open_end = end is None or end < start
+        return Range(name, int(thread or 0), int(start), -1 if open_end else int(end), kind in _NVTX_MARKS)
+
+    def _is_step(self, name: str) -> bool:
+        """As the rules say, asked once of each name."""
+        if name not in self._named:
+            self._named[name] = self._rules.step(name) is not None
+        return self._named[name]
+
+    def _text(self, *ids: Any) -> str:
+        """The text of the first id that has one."""
+        return next((self._texts[one] for one in ids if one is not None and one in self._texts), "?")
+
+    def _add_steps(self, steps: tuple[Step, ...]) -> None:
+        """The annotations that the rest of the program knows steps by, where they are not there already."""
+        there = {one.name for one in self._ranges if one.end >= 0}
+        new = [step for step in steps if f"{STEP_ANNOTATION}{step.number}" not in there]
+        rows = [(step.start, step.end, step.thread, None) for step in new]
+        self._add("user_annotation", rows, [f"{STEP_ANNOTATION}{step.number}" for step in new], host=True)
+
+    def _add(
+        self, category: str, rows: list[Any], names: list[str], sizes: list[Any] | None = None, host: bool = False
+    ) -> None:
+        """Rows of (start, end, stream or thread, correlation, ...) with their names."""
+        if not rows:
+            return
+        code = self._names.code
+        count = len(rows)
+        start, end, lane, call = ([row[i] for row in rows] for i in range(4))
+        owner = f"{_pid(self._place.process)}" if host else f"{self._place.device}"
+        part: dict[str, Any] = {
+            "ts": start,
+            "dur": np.subtract(end, start),
+            "correlation": [MISSING if one is None else one for one in call],
+            "ph": np.full(count, code("X")),
+            "cat": np.full(count, code(category)),
+            "name": [code(name) for name in names],
+            "pid": np.full(count, code(owner)),
+            "tid": [code(_thread(one) if host else _stream(one)) for one in lane],
+        }
+        if not host:
+            part["stream"] = [MISSING if one is None or one == _NO_STREAM else one for one in lane]
+        if sizes is not None:
+            part["bytes"] = [MISSING if size is None else size for size in sizes]
+        self._last = max(self._last, int(max(end)))
+        self._parts.append({name: np.asarray(values, np.int64) for name, values in part.items()})
+
+    def _joined(self) -> dict[str, np.ndarray]:
+        """Every column of all parts."""
         rows = sum(len(part["ts"]) for part in self._parts)
         columns = {}
         for name in (*NUMBERS, *TEXTS):
@@ -99,68 +268,23 @@ class _Reader:
                 for part, values in zip(self._parts, given, strict=True)
             ]
             columns[name] = np.concatenate(filled).astype(np.int32 if name in TEXTS else np.int64)
-        return Raw(columns, self._names.strings, header)
-
-    def _device_rows(self, connection: sqlite3.Connection) -> None:
-        where = f"WHERE deviceId = {self._device} AND globalPid = {self._process}"
-        common = ("start", "end", "streamId", "correlationId")
-        kernels = self._select(connection, KERNELS, (*common, "demangledName"), where)
-        self._add("kernel", kernels, [self._texts.get(row[4], "?") for row in kernels])
-        copies = self._select(connection, "CUPTI_ACTIVITY_KIND_MEMCPY", (*common, "bytes", "copyKind"), where)
-        names = [f"Memcpy {_COPIES.get(row[5], 'other')}" for row in copies]
-        self._add("gpu_memcpy", copies, names, sizes=[row[4] for row in copies])
-        fills = self._select(connection, "CUPTI_ACTIVITY_KIND_MEMSET", (*common, "bytes"), where)
-        self._add("gpu_memset", fills, ["Memset"] * len(fills), sizes=[row[4] for row in fills])
-        waits = self._select(connection, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", common, where)
-        self._add("cuda_sync", waits, ["synchronisation"] * len(waits))
-
-    def _host_rows(self, connection: sqlite3.Connection) -> None:
-        where = f"WHERE (globalTid & {_PROCESS}) = {self._process}"
-        calls = self._select(
-            connection, "CUPTI_ACTIVITY_KIND_RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId"), where
-        )
-        names = [re.sub(r"_v\d+\Z", "", self._texts.get(row[4], "?")) for row in calls]
-        self._add("cuda_runtime", calls, names, host=True)
-        ranges = f"{where} AND eventType IN {_NVTX_RANGES} AND start IS NOT NULL AND end IS NOT NULL"
-        marks = self._select(connection, "NVTX_EVENTS", ("start", "end", "globalTid", "textId", "text"), ranges)
-        names = [_NUMBERED.sub("", row[4] if row[4] is not None else self._texts.get(row[3], "?")) for row in marks]
-        self._add("user_annotation", [(*row[:3], None) for row in marks], names, host=True)
-
-    def _select(self, connection: sqlite3.Connection, table: str, columns: tuple[str, ...], where: str) -> list[Row]:
-        """Rows of a table that the export may lack, in time order."""
-        if table not in self._known:
-            return []
-        ordered = f"{where} ORDER BY start" if "start" in columns else where
-        return connection.execute(f"SELECT {', '.join(columns)} FROM {table} {ordered}").fetchall()
-
-    def _add(
-        self, category: str, rows: list[Row], names: list[str], sizes: list[Any] | None = None, host: bool = False
-    ) -> None:
-        """Rows of (start, end, stream or thread, correlation) with their names."""
-        if not rows:
-            return
-        code = self._names.code
-        process = (self._process >> 24) & 0xFFFFFF
-        lanes = [_thread(row[2]) if host else _stream(row[2]) for row in rows]
-        part: dict[str, Any] = {
-            "ts": [row[0] for row in rows],
-            "dur": [row[1] - row[0] for row in rows],
-            "correlation": [MISSING if row[3] is None else row[3] for row in rows],
-            "ph": [code("X")] * len(rows),
-            "cat": [code(category)] * len(rows),
-            "name": [code(name) for name in names],
-            "pid": [code(f"{process}" if host else f"{self._device}")] * len(rows),
-            "tid": [code(lane) for lane in lanes],
-        }
-        if not host:
-            part["stream"] = [MISSING if row[2] is None or row[2] == _NO_STREAM else row[2] for row in rows]
-        if sizes is not None:
-            part["bytes"] = [MISSING if size is None else size for size in sizes]
-        self._parts.append({name: np.array(values, np.int64) for name, values in part.items()})
+        return columns
 
 
-def _thread(global_id: int) -> str:
-    return f"{global_id & 0xFFFFFF}"
+def _mark_partial(result: RankFile, steps: list[Step]) -> None:
+    """Flag the annotations of steps that the recording ended in."""
+    names = {f"{STEP_ANNOTATION}{step.number}" for step in steps}
+    codes = [code for code, text in enumerate(result.data.strings) if text in names]
+    events = result.data.events
+    events["flags"] = np.where(np.isin(events["name_id"], codes), events["flags"] | FLAG_PARTIAL, events["flags"])
+
+
+def _pid(process: int) -> int:
+    return (process >> 24) & 0xFFFFFF if process >= 0 else 0
+
+
+def _thread(global_id: int | None) -> str:
+    return f"{(global_id or 0) & 0xFFFFFF}"
 
 
 def _stream(number: int | None) -> str:

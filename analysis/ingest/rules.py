@@ -20,8 +20,15 @@ _TABLES = {
     "communication": ("names", "fused", "host", "except"),
     "collectives": COLLECTIVES,
     "axes": AXES,
+    "steps": ("names",),
     "ranks": (),  # any file name
 }
+
+
+_STEP = re.compile(r"([A-Za-z][A-Za-z _:#=./\[(-]*?)[ _:#=./\[(-]*(\d{1,18})?[ _:.)\]]*\Z")
+"""Words, separators and at most one number, at the end."""
+
+_LONGEST_STEP = 80  # characters of a step's name: no longer text is tried
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Rules:
     _except: re.Pattern[str]
     _collectives: dict[str, int]
     _axes: tuple[tuple[re.Pattern[str], int], ...]
+    _steps: frozenset[str]
     _ranks: tuple[tuple[str, int], ...]
 
     def category(self, cat: str) -> str:
@@ -65,6 +73,17 @@ class Rules:
         """Code of the mesh axis that a process group's description names, or -1."""
         text = description.lower()
         return next((axis for pattern, axis in self._axes if pattern.match(text)), -1)
+
+    def step(self, name: str) -> tuple[str, int] | None:
+        """(the words, the number) of a range that is a step, -1 without a number; None for any other name.
+
+        `step 12`, `Train_Step::12`, `iter_0012` and `iteration=12` are step 12, `train_step` is a step that is counted.
+        """
+        found = _STEP.match(name) if len(name) <= _LONGEST_STEP else None
+        if found is None:
+            return None
+        words = " ".join(re.findall("[a-z]+", found.group(1).lower()))
+        return (words, int(found.group(2) or -1)) if words in self._steps else None
 
     def rank(self, file: str) -> int | None:
         """The rank that the user gave a file of this name, or None."""
@@ -98,6 +117,7 @@ def load_rules(user_file: str | None = None) -> Rules:
         _globs(communication["except"]),
         collectives,
         axes,
+        frozenset(" ".join(re.findall("[a-z]+", name.lower())) for name in table["steps"]["names"]),
         tuple(table["ranks"].items()),
     )
 
