@@ -76,8 +76,10 @@ class _Lines:
 
     def overlapping(self, rank: int, start: int, end: int) -> list[Wait]:
         """Waits of `rank` that overlap [start, end), in order."""
-        line, found = self.waits.get(rank, []), []
-        position = max(bisect_right(self.starts.get(rank, []), start) - 1, 0)
+        line, found = self.waits.get(rank), []
+        if not line:
+            return []
+        position = max(bisect_right(self.starts[rank], start) - 1, 0)
         while position < len(line) and line[position].start_ns < end:
             if line[position].end_ns > start:
                 found.append(line[position])
@@ -157,9 +159,7 @@ def _charge_step(
     charged: dict[int, Counter[int]] = defaultdict(Counter)
     left: dict[tuple[int, int], int] = {}  # (rank, stage waited for) -> structural ns not yet used
     for rank, wait in rows:
-        holders: Counter[int] = Counter()
-        _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), holders)
-        for holder, ns in sorted(holders.items()):
+        for holder, ns in _holders(lines, rank, wait):
             if wait.structural:
                 key = (rank, stage_of.get(holder, -1))
                 free = left.setdefault(key, allowance.get((stage_of.get(rank, -1), key[1]), 0))
@@ -167,16 +167,29 @@ def _charge_step(
                 ns -= min(free, ns)
                 beyond[rank] += ns
             if ns > 0 and holder != rank:
-                charged[rank].update(_inherited(charged, rank, holder, ns))
+                _charge(charged, rank, holder, ns)
     return {rank: counter for rank, counter in charged.items() if counter}
 
 
-def _inherited(charged: dict[int, Counter[int]], rank: int, holder: int, ns: int) -> Counter[int]:
+def _holders(lines: _Lines, rank: int, wait: Wait) -> list[tuple[int, int]]:
+    """(rank, ns): whom the wait goes back to at the same instants, by rank."""
+    if not lines.overlapping(wait.on, wait.start_ns, wait.end_ns):  # as nearly always
+        return [(wait.on, wait.end_ns - wait.start_ns)]
+    holders: Counter[int] = Counter()
+    _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), holders)
+    return sorted(holders.items())
+
+
+def _charge(charged: dict[int, Counter[int]], rank: int, holder: int, ns: int) -> None:
     """Divide `ns` that `rank` waited for `holder`: what `holder` had itself waited more than `rank` is passed on."""
-    debts = Counter({other: debt for other, debt in charged[holder].items() if other != rank and debt > 0})
-    excess = sum(charged[holder].values()) - sum(charged[rank].values())
-    passed = max(0, min(ns, excess)) if debts else 0
-    parts = Counter({holder: ns - passed})
-    if passed:
-        parts.update(_shared(passed, debts))
-    return +parts
+    mine = charged[rank]
+    excess = sum(charged[holder].values()) - sum(mine.values())
+    passed = 0
+    if excess > 0:
+        debts = Counter({other: debt for other, debt in charged[holder].items() if other != rank and debt > 0})
+        passed = min(ns, excess) if debts else 0
+        if passed:
+            for other, part in _shared(passed, debts).items():
+                mine[other] += part
+    if ns > passed:
+        mine[holder] += ns - passed

@@ -129,10 +129,14 @@ def picture(run: Run, decomposition: Decomposition, step: int | str, most_ranks:
     return pd.concat(frames, ignore_index=True).sort_values(["rank", "start_ns"], kind="stable", ignore_index=True)
 
 
-def ahead_at(decomposition: Decomposition, rank: int, instant: int) -> int:
-    """How far the rank's clock is ahead of the common one at an instant of its own, ns."""
+def ahead_of(decomposition: Decomposition, rank: int, instants: np.ndarray) -> np.ndarray:
+    """How far the rank's clock is ahead of the common one at instants of its own, ns."""
     matches = decomposition.matches
     if matches.clock is None or matches.table is None:
-        return 0
-    place = np.array([list(matches.table.ranks).index(rank)])
-    return int(matches.clock.ahead(place, np.array([instant]))[0])
+        return np.zeros(len(instants), np.int64)
+    return matches.clock.ahead(np.full(len(instants), matches.table.ranks.index(rank)), instants)
+
+
+def ahead_at(decomposition: Decomposition, rank: int, instant: int) -> int:
+    """The same at one instant."""
+    return int(ahead_of(decomposition, rank, np.array([instant]))[0])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 
 import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.blame import Blame, Wait, blame, holders_of
-from stepscope.analysis.causes.classes import ahead_at
-from stepscope.analysis.causes.pipeline import mean_durations, observed_tables, planned_tables, replay, stage_of
-from stepscope.analysis.causes.summary import counted_rows, step_key
-from stepscope.analysis.ledger.decompose import Decomposition
+from stepscope.analysis.causes.classes import ahead_of
+from stepscope.analysis.causes.pipeline import observed_tables, planned_tables, replay, stage_of, step_durations
+from stepscope.analysis.causes.summary import counted_rows
+from stepscope.analysis.ledger.decompose import Decomposition, step_column
 from stepscope.analysis.run import Run
 
 
@@ -57,10 +56,8 @@ def allowances(run: Run, rows: pd.DataFrame) -> dict[int | str, dict[tuple[int, 
     """
     planned = planned_tables(run.meta)
     found: dict[int | str, dict[tuple[int, int], int]] = {}
-    for step, part in rows.groupby("step", sort=False):
-        key = step_key(step)
-        tables = planned or observed_tables(part, key)
-        durations = {phase: Fraction(round(mean)) for phase, mean in mean_durations(part).items()}
+    for key, durations in step_durations(rows).items():
+        tables = planned or observed_tables(rows, key)
         played = replay(tables, durations) if len(tables) > 1 else None
         if played is not None:
             lines = {stage: [Wait(0, int(a), int(b), on) for a, b, on in line] for stage, line in played.waits.items()}
@@ -78,14 +75,14 @@ def blame_of(run: Run, decomposition: Decomposition, rows: pd.DataFrame) -> tupl
 
 def step_starts(decomposition: Decomposition) -> pd.DataFrame:
     """rank, step, start_ns: when each step began, ns of the common clock since the first of them."""
-    rows = [
-        (rank, step, int(start) - ahead_at(decomposition, rank, int(start)))
-        for rank, windows in decomposition.windows.items()
-        for step, start in zip(windows.steps, windows.start_ns.tolist(), strict=True)
-    ]
-    first = min((start for _, _, start in rows), default=0)
-    columns = {"rank": [row[0] for row in rows], "step": pd.Series([row[1] for row in rows], dtype="object")}
-    return pd.DataFrame({**columns, "start_ns": [row[2] - first for row in rows]})
+    starts, ranks, steps = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [step_column([])]
+    for rank, windows in decomposition.windows.items():
+        starts.append(windows.start_ns - ahead_of(decomposition, rank, windows.start_ns))
+        ranks.append(np.full(len(windows.steps), rank))
+        steps.append(step_column(windows.steps))
+    start = np.concatenate(starts)
+    columns = {"rank": np.concatenate(ranks), "step": pd.Series(np.concatenate(steps), dtype="object")}
+    return pd.DataFrame({**columns, "start_ns": start - (start.min() if len(start) else 0)})
 
 
 def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
@@ -97,14 +94,14 @@ def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
     last = parts[(parts["last_rank"] >= 0) & ~parts["unmatched"]]
     last = last.sort_values(["match_id", "wait_ns"], ascending=[True, False], kind="stable").drop_duplicates("match_id")
     steps = steps_at(decomposition, last["rank"].to_numpy(), last["arrival_ns"].to_numpy())
-    inside = np.array([step in counted for step in steps], bool)
+    inside = np.array([step in counted for step in steps.tolist()], bool)
     ranks, counts = np.unique(last[inside]["last_rank"].to_numpy(), return_counts=True)
     return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
 
 
-def steps_at(decomposition: Decomposition, ranks: np.ndarray, instants: np.ndarray) -> list[int | str | None]:
-    """The step of each (rank, instant of the common clock); None outside all windows."""
-    steps: list[int | str | None] = [None] * len(ranks)
+def steps_at(decomposition: Decomposition, ranks: np.ndarray, instants: np.ndarray) -> np.ndarray:
+    """The step of each (rank, instant of the common clock), an object array; None outside all windows."""
+    steps = np.full(len(ranks), None, object)
     clock, table = decomposition.matches.clock, decomposition.matches.table
     for rank in np.unique(ranks).tolist():
         windows, chosen = decomposition.windows[rank], np.flatnonzero(ranks == rank)
@@ -113,7 +110,6 @@ def steps_at(decomposition: Decomposition, ranks: np.ndarray, instants: np.ndarr
             place = np.full(len(chosen), list(table.ranks).index(rank))
             own = own + clock.ahead(place, own)
         at = np.searchsorted(windows.start_ns, own, "right") - 1
-        for where, position, instant in zip(chosen.tolist(), at.tolist(), own.tolist(), strict=True):
-            if position >= 0 and instant < windows.end_ns[position]:
-                steps[where] = windows.steps[position]
+        inside = (at >= 0) & (own < np.append(windows.end_ns, 0)[at])
+        steps[chosen[inside]] = step_column(windows.steps)[at[inside]]
     return steps

@@ -32,6 +32,7 @@ IDLE_ADVICE = {
     "synchronisation": "fewer calls that wait for the device (reading back a loss or a norm, blocking copies): the host then runs ahead",
     "launch_bound": "fewer, larger operations (fusion, compilation, graphs): the host launches them too late to keep the device busy",
     "queued": "operations wait for others of their stream, or for a core, before they begin: fewer or earlier ones, or another stream",
+    "hand_over": "the program hands a communication to its stream: fewer and larger ones; where ranks share cores, more cores",
     "head": "what the host does before a step's first operation: prepare data ahead",
     "tail": "what the host does after a step's last operation: logging, checkpoints, reading back",
 }

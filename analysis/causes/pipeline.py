@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from stepscope.analysis.causes.summary import counted_rows, ratio
+from stepscope.analysis.causes.summary import counted_rows, ratio, step_key
 from stepscope.analysis.ledger.steps import Windows
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import KINDS, PHASES, RunMeta, code_of
@@ -23,6 +23,10 @@ WORK_PHASES = ("forward", "backward", "weight_grad")
 """What a schedule orders; recomputation is part of the backward that asks for it."""
 
 ACTION_COLUMNS = ("rank", "step", "phase", "chunk", "microbatch", "stage", "start_ns", "end_ns", "compute_ns")
+
+
+Time = Fraction | int
+"""A time or duration in virtual time."""
 
 
 class Slot(NamedTuple):
@@ -96,10 +100,24 @@ def _work_rows(run: Run, rank: int, steps: Windows, labels: list[int | str]) -> 
 
 def mean_durations(rows: pd.DataFrame) -> dict[str, Fraction]:
     """Mean compute time in ns of one action of each phase, over ranks, stages, chunks and microbatches."""
-    return {
-        str(phase): Fraction(sum(int(v) for v in part["compute_ns"]), len(part))
-        for phase, part in rows.groupby("phase")
-    }
+    code, phases = pd.factorize(rows["phase"], sort=True)
+    total, number = np.zeros(len(phases), np.int64), np.bincount(code, minlength=len(phases))
+    np.add.at(total, code, rows["compute_ns"].to_numpy(np.int64))
+    return {str(phase): Fraction(int(total[at]), int(number[at])) for at, phase in enumerate(phases)}
+
+
+def step_durations(rows: pd.DataFrame) -> dict[int | str, dict[str, int]]:
+    """`mean_durations` of every step, in the order in which steps come, to whole ns."""
+    step, steps = pd.factorize(rows["step"])
+    phase, phases = pd.factorize(rows["phase"], sort=True)
+    at = step * len(phases) + phase
+    total, number = np.zeros(len(steps) * len(phases), np.int64), np.bincount(at, minlength=len(steps) * len(phases))
+    np.add.at(total, at, rows["compute_ns"].to_numpy(np.int64))
+    found: dict[int | str, dict[str, int]] = {step_key(label): {} for label in steps}
+    for place in np.flatnonzero(number).tolist():
+        mean = Fraction(int(total[place]), int(number[place]))
+        found[step_key(steps[place // len(phases)])][str(phases[place % len(phases)])] = round(mean)
+    return found
 
 
 def recognise(orders: Mapping[int, Sequence[Slot]]) -> str | None:
@@ -173,9 +191,9 @@ class PlanReplay:
     Times have the unit of the durations that went in.
     """
 
-    makespan: Fraction
-    work: dict[int, Fraction]
-    waits: dict[int, list[tuple[Fraction, Fraction, int]]]
+    makespan: Time
+    work: dict[int, Time]
+    waits: dict[int, list[tuple[Time, Time, int]]]
 
     @property
     def bubble_of_step(self) -> float | None:
@@ -184,7 +202,7 @@ class PlanReplay:
         return ratio(total - sum(self.work.values()), total)
 
 
-def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fraction]) -> PlanReplay | None:
+def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fraction | int]) -> PlanReplay | None:
     """Run each stage's table in order, each action as soon as its inputs are there; communication is free.
 
     A forward needs the forward of the virtual stage before it, a backward the one after it (on the last: its own
@@ -194,10 +212,10 @@ def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fractio
     order = {stage: list(table) for stage, table in tables.items()}
     place = {stage: number for number, stage in enumerate(sorted(order))}
     virtual = len(order) * (1 + max((slot.chunk for table in order.values() for slot in table), default=0))
-    done: dict[tuple[str, int, int], tuple[Fraction, int]] = {}  # (phase, virtual stage, microbatch) -> (end, stage)
-    clock = {stage: Fraction(0) for stage in order}
-    work = {stage: Fraction(0) for stage in order}
-    waits: dict[int, list[tuple[Fraction, Fraction, int]]] = {stage: [] for stage in order}
+    done: dict[tuple[str, int, int], tuple[Time, int]] = {}  # (phase, virtual stage, microbatch) -> (end, stage)
+    clock: dict[int, Time] = dict.fromkeys(order, 0)
+    work: dict[int, Time] = dict.fromkeys(order, 0)
+    waits: dict[int, list[tuple[Time, Time, int]]] = {stage: [] for stage in order}
     position = dict.fromkeys(order, 0)
     moved = True
     while moved:
@@ -212,7 +230,7 @@ def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fractio
                 ready, holder = max((need for need in needs if need), default=(clock[stage], stage))
                 if ready > clock[stage]:
                     waits[stage].append((clock[stage], ready, holder))
-                begin, length = max(ready, clock[stage]), durations.get(slot.phase, Fraction(0))
+                begin, length = max(ready, clock[stage]), durations.get(slot.phase, 0)
                 clock[stage] = begin + length
                 work[stage] += length
                 done[(slot.phase, here, slot.microbatch)] = (clock[stage], stage)
@@ -220,7 +238,7 @@ def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fractio
                 moved = True
     if any(position[stage] < len(order[stage]) for stage in order):
         return None
-    makespan = max(clock.values(), default=Fraction(0))
+    makespan = max(clock.values(), default=0)
     _close(waits, clock, makespan)
     return PlanReplay(makespan, work, waits)
 
@@ -235,7 +253,7 @@ def _needs(slot: Slot, here: int, virtual: int) -> list[tuple[str, int, int]]:
     return own if here == virtual - 1 else [*own, ("backward", here + 1, slot.microbatch)]
 
 
-def _close(waits: dict[int, list[tuple[Fraction, Fraction, int]]], clock: dict[int, Fraction], end: Fraction) -> None:
+def _close(waits: dict[int, list[tuple[Time, Time, int]]], clock: Mapping[int, Time], end: Time) -> None:
     """After its last action a stage waits for the stage before it: in a row of steps, for its next first forward."""
     stages = sorted(clock)
     for number, stage in enumerate(stages):

@@ -112,27 +112,40 @@ class Excess:
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
-        self._tables: dict[str, pd.DataFrame] = {}
+        self._step, labels = pd.factorize(rows["step"])
+        self._rank, ranks = pd.factorize(rows["rank"])
+        self._shape = (len(labels), len(ranks))
+        self._place = {int(rank): place for place, rank in enumerate(ranks)}
+        self._tables: dict[str, np.ndarray] = {}
+        self._usual: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
 
     def of(self, rank: int, peers: Sequence[int], column: str) -> float:
         """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns; 0 without peers."""
-        table = self._table(column)
-        if not peers or rank not in table:
+        if not peers or rank not in self._place:
             return 0.0
-        others = np.nanmedian(table[list(peers)].to_numpy(float), axis=1)
-        return float(np.nanmean(table[rank].to_numpy(float) - others))
+        return float(np.nanmean(self._table(column)[:, self._place[rank]] - self._others(peers, column)))
 
     def share(self, rank: int, peers: Sequence[int], column: str) -> float:
         """`of` as a share of the mean of the peers' medians; infinite where these are 0."""
-        others = np.nanmedian(self._table(column)[list(peers)].to_numpy(float), axis=1)
-        usual = float(np.nanmean(others))
+        usual = float(np.nanmean(self._others(peers, column)))
         return self.of(rank, peers, column) / usual if usual > 0 else float("inf")
 
-    def _table(self, column: str) -> pd.DataFrame:
-        """Steps x ranks."""
+    def _others(self, peers: Sequence[int], column: str) -> np.ndarray:
+        """Per step the median of the peers' column."""
+        key = (column, tuple(peers))
+        if key not in self._usual:
+            table = self._table(column)[:, [self._place[peer] for peer in peers]]
+            self._usual[key] = np.nanmedian(table, axis=1) if np.isnan(table).any() else np.median(table, axis=1)
+        return self._usual[key]
+
+    def _table(self, column: str) -> np.ndarray:
+        """Steps x ranks; NaN where there is no row."""
         if column not in self._tables:
-            by_step = self._rows.groupby(["step", "rank"], sort=False)[column].sum()
-            self._tables[column] = by_step.unstack("rank")
+            table, seen = np.zeros(self._shape), np.zeros(self._shape, bool)
+            np.add.at(table, (self._step, self._rank), self._rows[column].to_numpy(float))
+            seen[self._step, self._rank] = True
+            table[~seen] = np.nan
+            self._tables[column] = table
         return self._tables[column]
 
 

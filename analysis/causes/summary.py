@@ -6,11 +6,12 @@ step exactly; for JSON the terms are written as multiples of 1/1024 ns, whose su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from stepscope.analysis.ledger.steps import whole_steps
@@ -47,10 +48,18 @@ class Means:
 
 def whole_rows(ledger: pd.DataFrame) -> pd.DataFrame:
     """The ledger's rows that enter means (steps.whole_steps): not partial, empty, slow first or a shortened open end."""
-    keep = [
-        part.index[whole_steps(part["step_ns"].tolist(), part["flags"].tolist())] for _, part in ledger.groupby("rank")
-    ]
-    return ledger.loc[sorted(label for labels in keep for label in labels)]
+    return ledger[_whole(ledger)]
+
+
+def _whole(ledger: pd.DataFrame) -> np.ndarray:
+    """Which rows are whole (bool)."""
+    rank, lengths, flags = ledger["rank"].to_numpy(), ledger["step_ns"].tolist(), ledger["flags"].tolist()
+    keep = np.zeros(len(rank), bool)
+    for one in np.unique(rank).tolist():
+        rows = np.flatnonzero(rank == one)
+        chosen = rows.tolist()
+        keep[rows] = whole_steps([lengths[row] for row in chosen], [flags[row] for row in chosen])
+    return keep
 
 
 def counted_rows(ledger: pd.DataFrame) -> pd.DataFrame:
@@ -58,17 +67,13 @@ def counted_rows(ledger: pd.DataFrame) -> pd.DataFrame:
 
     Where no step is whole on all of them, all whole rows count.
     """
-    whole = whole_rows(ledger)
-    if whole.empty:
-        return whole
-    ranks_of = whole.groupby("step", sort=False)["rank"].nunique()
-    common = ranks_of.index[ranks_of == whole["rank"].nunique()]
-    return whole[whole["step"].isin(common)] if len(common) else whole
-
-
-def _mean(values: Iterable[int]) -> Fraction:
-    numbers = [int(v) for v in values]
-    return Fraction(sum(numbers), len(numbers))
+    whole = _whole(ledger)
+    if not whole.any():
+        return ledger[whole]
+    step = pd.factorize(ledger["step"])[0]
+    ranks = len(np.unique(ledger["rank"].to_numpy()[whole]))
+    common = np.bincount(step[whole], minlength=int(step.max()) + 1) == ranks  # one row a rank and step
+    return ledger[whole & common[step]] if common.any() else ledger[whole]
 
 
 def step_key(step: Any) -> int | str:
@@ -85,13 +90,28 @@ def means(ledger: pd.DataFrame) -> Means:
     rows = counted_rows(ledger)
     if rows.empty:
         return Means((), (), (), {})
-    by_step: dict[int | str, dict[str, Fraction]] = {}
-    for step, part in rows.groupby("step", sort=False):
-        by_step[step_key(step)] = {name: _mean(part[name]) for name in ("step_ns", *MEAN_COLUMNS)}
+    names = ("step_ns", *MEAN_COLUMNS)
+    code, labels = pd.factorize(rows["step"])
+    number = np.bincount(code).tolist()
+    sums = {name: _summed(code, rows[name].to_numpy(), len(labels)) for name in names}
+    by_step = {
+        step_key(label): {name: Fraction(sums[name][at], number[at]) for name in names}
+        for at, label in enumerate(labels)
+    }
     steps = tuple(sorted(by_step, key=_step_order))
     ordered = tuple(by_step[step] for step in steps)
-    values = {name: sum((row[name] for row in ordered), Fraction(0)) / len(ordered) for name in ordered[0]}
+    if len(set(number)) == 1:  # on equal ranks in each step, as nearly always
+        values = {name: Fraction(sum(sums[name]), number[0] * len(ordered)) for name in names}
+    else:
+        values = {name: sum((row[name] for row in ordered), Fraction(0)) / len(ordered) for name in names}
     return Means(tuple(sorted({int(r) for r in rows["rank"]})), steps, ordered, values)
+
+
+def _summed(code: np.ndarray, values: np.ndarray, size: int) -> list[int]:
+    """Exact sums of integer values by code."""
+    total = np.zeros(size, np.int64)
+    np.add.at(total, code, values)
+    return [int(value) for value in total]
 
 
 def grained(value: Fraction) -> float:

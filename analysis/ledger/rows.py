@@ -63,10 +63,10 @@ class RankRows:
 
     def launched_at(self, launch: np.ndarray) -> np.ndarray:
         """Start of the call with each of these launch ids, -1 without one."""
-        return _looked_up(launch, self.calls["launch_id"], self.calls["start"])
+        return looked_up(launch, self.calls["launch_id"], self.calls["start"])
 
 
-def _looked_up(keys: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
+def looked_up(keys: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The value of the first id that equals each key, -1 for none: by a table where ids are dense, else by sorting."""
     answer = np.full(len(keys), -1, np.int64)
     if len(ids) == 0 or len(keys) == 0:

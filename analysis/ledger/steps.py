@@ -81,7 +81,8 @@ def whole_steps(step_ns: Sequence[int], flags: Sequence[tuple[str, ...]]) -> np.
     The last window of a device trace closes at its last kernel (`open_end`): when that makes it shorter than the median
     of the rank's other whole steps it would pull a mean down. A lone step stays.
     """
-    usable = np.array([not set(one) & set(OUT_OF_MEANS) for one in flags], bool)
+    out = frozenset(OUT_OF_MEANS)
+    usable = np.array([out.isdisjoint(one) for one in flags], bool)
     closed = [int(step_ns[i]) for i in np.flatnonzero(usable).tolist() if "open_end" not in flags[i]]
     if closed:
         usual = median(closed)

@@ -26,7 +26,7 @@ from stepscope.analysis.causes.stragglers import stragglers
 from stepscope.analysis.causes.summary import Means, means
 from stepscope.analysis.causes.throughput import throughput
 from stepscope.analysis.causes.volumes import volumes
-from stepscope.analysis.ledger.decompose import Decomposition, decompose
+from stepscope.analysis.ledger.decompose import Decomposition, decompose, step_column
 from stepscope.analysis.ledger.overlap import overlap
 from stepscope.analysis.report.model import COLLECTIVE_FIELDS, Report, dumps
 from stepscope.analysis.run import Run
@@ -164,7 +164,7 @@ def places(meta: RunMeta, stages: Mapping[int, int]) -> dict[str, dict[int, str]
 def _stepped(decomposition: Decomposition) -> pd.DataFrame:
     """The matched parts, each with the step in which it arrived."""
     parts = decomposition.matches.parts.copy()
-    found = steps_at(decomposition, parts["rank"].to_numpy(), parts["arrival_ns"].to_numpy()) if len(parts) else []
+    found = steps_at(decomposition, parts["rank"].to_numpy(), parts["arrival_ns"].to_numpy())
     parts["step"] = pd.Series(found, index=parts.index, dtype="object")
     return parts
 
@@ -180,23 +180,21 @@ def _typical_step(mean: Means) -> int | str | None:
 def _longest_idle(decomposition: Decomposition, mean: Means) -> tuple[int, int | str, int, int] | None:
     """(rank, step, start, end) of the longest idle stretch inside a counted step, common clock."""
     best: tuple[int, int, int | str, int, int] | None = None
+    counted = set(mean.steps)
     for rank, time in decomposition.time.items():
         windows = decomposition.windows[rank]
-        for at, step in enumerate(windows.steps):
-            if step not in mean.steps:
-                continue
-            start, end = intervals.clip(time.terms["idle"], int(windows.start_ns[at]), int(windows.end_ns[at]))
-            if len(start):
-                longest = int((end - start).argmax())
-                ahead = ahead_at(decomposition, rank, int(start[longest]))
-                one = (
-                    int(end[longest] - start[longest]),
-                    rank,
-                    step,
-                    int(start[longest]) - ahead,
-                    int(end[longest]) - ahead,
-                )
-                best = one if best is None or one[0] > best[0] else best
+        inside = np.array([step in counted for step in windows.steps], bool) & (windows.step_ns > 0)
+        steps = step_column(windows.steps)[inside]
+        low, high = windows.start_ns[inside], windows.end_ns[inside]
+        stretch, at = intervals.pairs(time.terms["idle"], (low, high))
+        start = np.maximum(time.terms["idle"][0][stretch], low[at])
+        end = np.minimum(time.terms["idle"][1][stretch], high[at])
+        if len(start):
+            longest = int((end - start).argmax())
+            ahead = ahead_at(decomposition, rank, int(start[longest]))
+            first, last = int(start[longest]), int(end[longest])
+            one = (last - first, rank, steps[at[longest]], first - ahead, last - ahead)
+            best = one if best is None or one[0] > best[0] else best
     return None if best is None else best[1:]
 
 

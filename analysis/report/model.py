@@ -184,10 +184,36 @@ def plain(value: Any) -> Any:
 def records_of(frame: pd.DataFrame, names: Iterable[str]) -> list[dict[str, Any]]:
     """Rows of a frame as objects with exactly `names`."""
     wanted = list(names)
-    columns = [frame[name].tolist() for name in wanted]
-    return [plain(dict(zip(wanted, row, strict=True))) for row in zip(*columns, strict=True)]
+    columns = [_plain_column(frame[name]) for name in wanted]
+    return [dict(zip(wanted, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain_column(column: pd.Series) -> list[Any]:
+    """One column as strict JSON values."""
+    values: list[Any] = column.tolist()
+    kind = getattr(column.dtype, "kind", "O")
+    if kind in "iub":
+        return values
+    if kind == "f":
+        return [value if math.isfinite(value) else None for value in values]
+    return [value if type(value) in (str, int, bool) else plain(value) for value in values]
 
 
 def dumps(value: dict[str, Any]) -> str:
-    """Strict JSON text; refuses NaN. Lone surrogates (broken names) are escaped, so that it is valid UTF-8."""
-    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+    """Strict JSON text, one row of a table a line; refuses NaN.
+
+    Lone surrogates (broken names) are escaped, so that it is valid UTF-8.
+    """
+    return "{\n" + ",\n".join(f" {_text(key)}: {_rows(item)}" for key, item in value.items()) + "\n}\n"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _rows(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n  " + ",\n  ".join(map(_text, value)) + "\n ]"
+    if isinstance(value, dict) and value and any(isinstance(item, list) for item in value.values()):
+        return "{\n  " + ",\n  ".join(f"{_text(key)}: {_text(item)}" for key, item in value.items()) + "\n }"
+    return _text(value)

@@ -70,6 +70,18 @@ def test_a_wait_for_what_has_not_begun():
     assert reasons(analyze(line.run())) == {"queued": 20}
 
 
+def test_from_the_issue_of_a_communication_on_it_is_being_handed_over():
+    """40-45 nothing tells; issued at 45, begun at 50, the rank goes on at 52: 45-50 is the hand-over."""
+    line = Timeline(world=2, mesh={"dp": 2})
+    line.group("dp", "dp", 0, 1)
+    line.step(0, 100)
+    for rank in (0, 1):
+        line.compute(rank, 0, 40)
+        line.compute(rank, 52, 100)
+    line.collective("dp", 0, {0: (50, 60), 1: (50, 60)}, axis="dp", issue_ns=45)
+    assert reasons(analyze(line.run())) == {"unexplained": 5, "hand_over": 5}
+
+
 def test_a_step_without_any_row_is_all_head():
     line = Timeline()
     line.step(0, 50)
