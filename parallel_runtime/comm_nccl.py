@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from stepscope.parallel_runtime.comm import Comm, CommunicationError, Handle, Job, stream_of
+from stepscope.parallel_runtime.comm import Comm, CommunicationError, Handle, Job, process_groups_of, stream_of
 from stepscope.parallel_runtime.comm_gloo import GroupCache, make_process_groups, run_operation
+from stepscope.parallel_runtime.comm_streams import first_messages
 from stepscope.parallel_runtime.device import sleep_on_stream
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.tracer.device_times import DeviceClock
@@ -40,6 +42,33 @@ class NcclHandle(Handle):
         self._cuda.current_stream().wait_event(self._end)
 
 
+def open_communicators(
+    mesh: Mesh,
+    rank: int,
+    streams: Iterable[str],
+    process_groups: dict[str, dist.ProcessGroup],
+    device: torch.device | str,
+) -> None:
+    """Make every communicator and its connections now, one small operation each, in an order that all ranks follow.
+
+    NCCL makes them on first use, and the *host* waits there for the others of the group. In a step that would stop ranks of
+    a pipeline at different operations: one in the first receive of a gradient, the other waiting for an activation that
+    the first has yet to send. (Single messages have a communicator for each pair of ranks, apart from the group's.)
+    """
+    small = torch.zeros(1, device=device)
+    for group in process_groups_of(mesh, streams):
+        if rank not in group.ranks:
+            continue
+        process_group, messages = process_groups[group.channel], first_messages(group)
+        for source, destination in messages:
+            if rank == source:
+                dist.send(small, destination, group=process_group)
+            elif rank == destination:
+                dist.recv(small, source, group=process_group)
+        if not messages:
+            dist.all_reduce(small, group=process_group)
+
+
 class NcclComm(Comm):
     """One CUDA stream and one communicator a stream."""
 
@@ -57,6 +86,7 @@ class NcclComm(Comm):
         super().__init__(mesh, rank, recorder, streams)
         self._cuda = cuda
         self._process_groups = make_process_groups(mesh, rank, self.streams, "nccl", timeout_s, cache)
+        open_communicators(mesh, rank, self.streams, self._process_groups, f"cuda:{cuda.current_device()}")
         self._lanes = {stream: cuda.Stream(priority=HIGH_PRIORITY) for stream in self._groups}
         self._running: deque[tuple[int, Any, Any]] = deque()
         self._clock = DeviceClock(cuda)

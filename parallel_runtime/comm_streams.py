@@ -7,6 +7,7 @@ says why some streams share one).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from stepscope.parallel_runtime.mesh import Mesh
@@ -47,6 +48,8 @@ STREAMS = {
     "cp.dkv": Stream("cp", "cp.dkv"),  # ... and their gradients, which travel at the same time
 }
 """Streams whose name is not simply a view of the mesh; every view has a stream of its own name."""
+
+_MESSAGE_STREAMS = tuple(name for name in STREAMS if name.endswith((".send", ".receive")))
 
 PIPELINE_STREAMS = ("pp.forward.send", "pp.forward.receive", "pp.backward.send", "pp.backward.receive")
 
@@ -89,6 +92,17 @@ def process_groups_of(mesh: Mesh, streams: Iterable[str]) -> list[ChannelGroup]:
         for channel, view in channels
         for index, ranks in enumerate(mesh.all_groups(view))
     ]
+
+
+def first_messages(group: ChannelGroup) -> list[tuple[int, int]]:
+    """(source, destination) of every pair that the pipeline channel `group` will ever join, in an order that every rank can
+    follow; none for a channel of collectives."""
+    if not any(stream.channel == group.channel for stream in map(stream_of, _MESSAGE_STREAMS)):
+        return []
+    along = [(group.ranks[-1], group.ranks[0])]
+    if ".wrap" not in group.channel:
+        along = list(pairwise(group.ranks))
+    return along if group.channel.startswith("pp.forward") else [(high, low) for low, high in along]
 
 
 def group_metas(mesh: Mesh, streams: Iterable[str]) -> tuple[GroupMeta, ...]:

@@ -136,13 +136,26 @@ def local_batch(
     if positions is not None:
         held_S = torch.tensor(positions)
         tokens_GS, targets_GS, numbers_GS = (whole[:, held_S] for whole in (tokens_GS, targets_GS, numbers_GS))
-    positions_S = held_S.to(device)
+    parts = [part.t() for whole in (tokens_GS, targets_GS, numbers_GS) for part in whole.split(size)]
+    positions_S, *rest = _handed_over([held_S, *parts], torch.device(device))
+    tokens, targets, numbers = (rest[start : start + count] for start in (0, count, 2 * count))
     microbatches = tuple(
-        Microbatch(
-            tokens.t().contiguous().to(device), targets.t().contiguous().to(device), positions_S, named.t().to(device)
-        )
-        for tokens, targets, named in zip(
-            tokens_GS.split(size), targets_GS.split(size), numbers_GS.split(size), strict=True
-        )
+        Microbatch(tokens_SB, targets_SB, positions_S, numbers_SB)
+        for tokens_SB, targets_SB, numbers_SB in zip(tokens, targets, numbers, strict=True)
     )
     return Batch(microbatches, valid_tokens(model, train, dp, step))
+
+
+def _handed_over(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The same integers on `device`, each contiguous: one copy in all, for which the host does not wait.
+
+    From memory that is not pinned it would, until the device had done all that it was given before.
+    """
+    if device.type == "cpu":
+        return [tensor.contiguous() for tensor in tensors]
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    there = flat.to(device, non_blocking=True)
+    parts = there.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -28,18 +28,28 @@ class DeviceClock:
     def __init__(self, cuda: Any, sleep: Callable[[float], None] = time.sleep) -> None:
         """`cuda` is torch.cuda, or what stands in for it."""
         self._cuda, self._sleep = cuda, sleep
-        self._anchor: tuple[Any, int] = (None, 0)  # replaced as a whole: two threads read it
+        self._device = cuda.current_device()
+        self._anchor: tuple[Any, int] | None = None  # replaced as a whole: two threads read it
+        self._next: tuple[Any, int] | None = None  # taken, but its event may not have passed yet
         self._deadline: float | None = None
         self._last = 0
 
     def anchor(self) -> bool:
-        """Take a new anchor, if the compute stream is idle at this moment: then an event runs when it is recorded."""
+        """Take a new anchor, if the compute stream is idle at this moment: then an event runs when it is recorded.
+
+        Within microseconds, that is: until then times are counted from the old one (from the first, the host waits).
+        """
         if not self._cuda.current_stream().query():
             return False
         event = self._cuda.Event(enable_timing=True)
         before = time.perf_counter_ns()
         event.record()
-        self._anchor = event, (before + time.perf_counter_ns()) // 2
+        taken = event, (before + time.perf_counter_ns()) // 2
+        if self._anchor is None:
+            event.synchronize()
+            self._anchor = taken
+        else:
+            self._next = taken
         return True
 
     def rebase(self, event: Any) -> None:
@@ -47,10 +57,15 @@ class DeviceClock:
 
         `elapsed_time` is a 32-bit float of milliseconds: 60 ns exact over a second, 8 us over two minutes.
         """
-        self._anchor = event, self.ns(event)
+        at = self.ns(event)
+        self._anchor, self._next = (event, at), None
 
     def ns(self, event: Any) -> int:
         """`perf_counter_ns` at which a passed event ran."""
+        taken = self._next
+        if taken is not None and taken[0].query():  # the time between two events can be asked once both have passed
+            self._anchor, self._next = taken, None
+        assert self._anchor is not None, "no anchor was taken"
         anchor, at = self._anchor
         return at + round(anchor.elapsed_time(event) * 1e6)
 
@@ -65,6 +80,7 @@ class DeviceClock:
 
     def settle(self, marks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """The same marks at the times of the device, waiting for those that have not passed (on the writing thread)."""
+        self._cuda.set_device(self._device)  # a thread's own; without it this one would open a context on GPU 0
         return [(self._settled(mark[0]), *mark[1:]) for mark in marks]
 
     def hurry(self) -> None:

@@ -76,16 +76,16 @@ class Router(nn.Module):
         config = self.config
         if config.routing_skew is not None:
             plan = (len(scores_TE), config.experts_per_token, config.experts, config.routing_skew)
-            return planned(*plan).to(scores_TE.device)
+            return planned(*plan, scores_TE.device)
         if config.balance == "bias":
             scores_TE = scores_TE + self.offset_E
         return scores_TE.topk(config.experts_per_token, -1).indices
 
 
 @lru_cache(maxsize=16)
-def planned(tokens: int, per_token: int, experts: int, skew: float) -> Tensor:
-    """(T, K): the planned choices, made once, so that following a plan costs a step nothing."""
-    return torch.tensor(planned_choices(tokens, per_token, experts, skew))
+def planned(tokens: int, per_token: int, experts: int, skew: float, device: torch.device) -> Tensor:
+    """(T, K): the planned choices, made and brought to the device once, so that following a plan costs a step nothing."""
+    return torch.tensor(planned_choices(tokens, per_token, experts, skew), device=device)
 
 
 def counts_of(experts_TK: Tensor, experts: int) -> Tensor:

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from pool import COMM_TIMEOUT_S, GROUPS
 
 from stepscope.parallel_runtime import comm_nccl
-from stepscope.parallel_runtime.comm import CommunicationError
+from stepscope.parallel_runtime.comm import CommunicationError, process_groups_of
 from stepscope.parallel_runtime.comm_gloo import make_process_groups
-from stepscope.parallel_runtime.comm_nccl import HIGH_PRIORITY, NcclComm
+from stepscope.parallel_runtime.comm_nccl import HIGH_PRIORITY, NcclComm, open_communicators
+from stepscope.parallel_runtime.comm_streams import first_messages, pipeline_streams
+from stepscope.parallel_runtime.compose import streams_of
+from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.tracer import device_times
 from stepscope.tracer.device_times import DeviceClock
@@ -47,6 +51,9 @@ class FakeEvent:
 
     def query(self) -> bool:
         return self.passed
+
+    def synchronize(self) -> None:
+        assert self.passed, "only an event on an idle stream may be waited for"
 
     def elapsed_time(self, later: FakeEvent) -> float:
         return later.ms - self.ms
@@ -84,6 +91,12 @@ class FakeCuda:
     def synchronize(self) -> None:
         self.log.append(("host", "synchronises"))
 
+    def current_device(self) -> int:
+        return 3
+
+    def set_device(self, index: int) -> None:
+        self.log.append(("host", "turns to device", index))
+
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
@@ -95,6 +108,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         fake.ms += 2.0
 
     monkeypatch.setattr(comm_nccl, "run_operation", run)
+    monkeypatch.setattr(
+        comm_nccl, "open_communicators", lambda *arguments: fake.log.append(("host", "opens", *arguments))
+    )
     monkeypatch.setattr(
         comm_nccl, "make_process_groups", lambda *arguments: {"dp": "group of dp", "shard.gather": "group of gathers"}
     )
@@ -173,6 +189,109 @@ def test_a_busy_device_keeps_its_old_anchor(cuda: FakeCuda) -> None:
     cuda.compute.idle = False
     assert not clock.anchor()
     assert clock.ns(event) == at
+
+
+def test_a_new_anchor_counts_once_its_event_has_passed(cuda: FakeCuda) -> None:
+    """The time between two events cannot be asked before both have passed, and the writing thread asks at any moment."""
+    clock = DeviceClock(cuda)
+    clock.anchor()
+    first = clock._anchor
+    cuda.ms = 4.0
+    at = clock.ns(stamp := FakeEvent(cuda))
+    assert clock.anchor() and clock._next is not None
+    clock._next[0].passed = False
+    assert clock.ns(stamp) == at and clock._anchor is first
+    clock._next[0].passed = True
+    clock.ns(stamp)
+    assert clock._anchor is not first and clock._next is None
+
+
+def test_the_first_anchor_is_waited_for_and_no_later_one(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(FakeEvent, "synchronize", lambda event: waited.append(event.number))
+    clock = DeviceClock(cuda)
+    assert clock.anchor() and len(waited) == 1
+    assert clock.anchor() and len(waited) == 1
+
+
+def test_the_writing_thread_asks_on_the_ranks_own_device(cuda: FakeCuda) -> None:
+    """A thread starts on GPU 0, where every rank would otherwise open a context."""
+    clock = DeviceClock(cuda)
+    clock.anchor()
+    clock.settle([(clock.stamp(),)])
+    assert ("host", "turns to device", 3) in cuda.log
+
+
+# -- communicators before the first step -------------------------------------------------------------------------------
+
+
+def channels(mesh: Mesh, *streams: str) -> dict[str, list[list[tuple[int, int]]]]:
+    found: dict[str, list[list[tuple[int, int]]]] = {}
+    for group in process_groups_of(mesh, streams):
+        found.setdefault(group.channel, []).append(first_messages(group))
+    return found
+
+
+def test_first_messages_by_hand() -> None:
+    """Pipelines of ranks 0 2 4 and 1 3 5: neighbours in the direction of the channel, round from the last to the first."""
+    found = channels(Mesh(pp=3, dp=2), *pipeline_streams(2), "dp")
+    assert found["pp.forward"] == [[(0, 2), (2, 4)], [(1, 3), (3, 5)]]
+    assert found["pp.backward"] == [[(2, 0), (4, 2)], [(3, 1), (5, 3)]]
+    assert found["pp.forward.wrap"] == [[(4, 0)], [(5, 1)]]
+    assert found["pp.backward.wrap"] == [[(0, 4)], [(1, 5)]]
+    assert found["dp"] == [[], [], []]  # an operation of all
+
+
+LAYOUTS = [
+    ParallelConfig(pp=4, schedule="interleaved"),
+    ParallelConfig(pp=2, dp=2, schedule="interleaved", chunks=2),
+    ParallelConfig(pp=2, cp=2, zero=1),
+    ParallelConfig(dp=2, tp=2, zero=3),
+]
+
+
+def opened_on_rank(rank: int, parallel: ParallelConfig) -> list[tuple[str, int]]:
+    """What the backend is asked for, by this rank."""
+    mesh = Mesh.of(parallel)
+    streams = streams_of(ModelConfig(), parallel, TrainConfig())
+    groups = make_process_groups(mesh, rank, streams, "gloo", COMM_TIMEOUT_S, GROUPS)
+    asked: list[tuple[str, int]] = []
+    plain = {name: getattr(dist, name) for name in ("send", "recv", "all_reduce")}
+
+    def noted(name: str) -> Any:
+        def call(tensor: torch.Tensor, *peer: int, group: Any) -> Any:
+            asked.append((name, *peer))
+            return plain[name](tensor, *peer, group=group)
+
+        return call
+
+    try:
+        for name in plain:
+            setattr(dist, name, noted(name))
+        open_communicators(mesh, rank, streams, groups, "cpu")
+    finally:
+        for name, function in plain.items():
+            setattr(dist, name, function)
+    return asked
+
+
+@pytest.mark.parametrize("parallel", LAYOUTS, ids=["pp4", "pp2 v2 dp2", "pp2 cp2", "dp2 tp2"])
+def test_every_rank_can_follow_the_order_of_opening(pool, parallel: ParallelConfig) -> None:
+    """With gloo, whose messages wait for each other as the making of communicators does: no rank stops for ever."""
+    ranks = pool.run(opened_on_rank, parallel)
+    sent = sorted(
+        (rank, peer) for rank, asked in enumerate(ranks) for name, *peers in asked for peer in peers if name == "send"
+    )
+    received = sorted(
+        (peer, rank) for rank, asked in enumerate(ranks) for name, *peers in asked for peer in peers if name == "recv"
+    )
+    assert sent == received and bool(sent) == (parallel.pp > 1)
+
+
+def test_communicators_are_opened_before_the_first_anchor(cuda: FakeCuda) -> None:
+    door(cuda, Recorder(0))
+    words = [entry[1] for entry in cuda.log if entry[0] == "host"]
+    assert words[:2] == ["opens", "synchronises"]
 
 
 def test_a_failing_operation_is_named(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
