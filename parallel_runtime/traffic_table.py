@@ -45,6 +45,12 @@ LAYOUTS = {
     "pp2, interleaved": (MODEL, ParallelConfig(pp=2, schedule="interleaved", chunks=2)),
     "pp4, zb-h1": (MODEL, ParallelConfig(pp=4, schedule="zb-h1")),
     "ep4 over dp4": (MIXTURE, ParallelConfig(dp=4, ep=4)),
+    "ep4 over dp4, capacity": (
+        replace(MIXTURE, balance="capacity", capacity_factor=1.0),
+        ParallelConfig(dp=4, ep=4),
+    ),
+    "ep2 over tp2, auxiliary loss": (replace(MIXTURE, balance="aux"), ParallelConfig(tp=2, ep=2)),
+    "dp2 ep2 pp2": (MIXTURE, ParallelConfig(dp=2, ep=2, pp=2)),
     "dp2 tp2 sp pp2": (MODEL, ParallelConfig(dp=2, tp=2, sp=True, pp=2)),
     "dp2 cp2 tp2": (MODEL, ParallelConfig(dp=2, cp=2, tp=2)),
     "dp2 tp2 pp2, zero 3": (MODEL, ParallelConfig(dp=2, tp=2, pp=2, zero=3)),
@@ -148,6 +154,13 @@ def page() -> str:
         " the command that writes this page fails otherwise. *message* adds up message sizes as nccl-tests counts them,"
         " *sent* is what the rank sends. Padding, loss, clipping and embedding stand after the strategies: they are no part"
         " of the usual formulas. Padding travels inside the messages above it, and is not counted there.",
+        "",
+        f"Layouts with experts have {MIXTURE.experts} of them, {MIXTURE.experts_per_token} a token, and follow a planned, uneven"
+        f" routing (`--routing-skew {MIXTURE.routing_skew:g}`), from which their sizes follow. Where the router decides, they"
+        " follow from the recorded routing: `stepscope analyze` predicts the exchange of a run from its configuration, since"
+        " every token goes to all its experts; with `--balance capacity`, which drops some, from the counter"
+        " `tokens_per_expert`. Recorded bytes and operations are equal to it for every balance"
+        " (`tests/parallel_runtime/test_ep_runs.py`), on each rank to the counts that it exchanged.",
         "",
         "| layout | axis | strategy | collective | phase | operations | message, bytes | sent, bytes |",
         "|---|---|---|---|---|---:|---:|---:|",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from stepscope.analysis.causes.memory import Memory
-from stepscope.analysis.causes.volumes import AS_PREDICTED, NOT_PREDICTED
+from stepscope.analysis.causes.volumes import NOT_DIFFERING
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.units import counted
 from stepscope.tracer.schema import RunMeta
@@ -45,7 +45,7 @@ def remarks(meta: RunMeta, volumes: pd.DataFrame, memory: Memory) -> list[Health
 
 
 def _differing(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[~frame["verdict"].isin((AS_PREDICTED, NOT_PREDICTED, ""))]
+    return frame[~frame["verdict"].isin(NOT_DIFFERING)]
 
 
 def _first(words: Sequence[str]) -> str:

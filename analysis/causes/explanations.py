@@ -13,7 +13,7 @@ from stepscope.analysis import units
 from stepscope.analysis.causes.alpha_beta import FITTED, NS_PER_BYTE_TO_US_PER_MB
 from stepscope.analysis.causes.experts import Experts
 from stepscope.analysis.causes.idle import REASONS
-from stepscope.analysis.causes.volumes import AS_PREDICTED, NOT_PREDICTED
+from stepscope.analysis.causes.volumes import NOT_DIFFERING
 
 Words = tuple[str, str]
 NOTHING: Words = ("", "")
@@ -71,7 +71,7 @@ def busiest(experts: Experts | None, axis: str, collective: str) -> Words:
 def off_theory(volumes: pd.DataFrame, axis: str, collective: str) -> str:
     """What to add where the recorded volume of an axis and collective is not the predicted one."""
     mine = volumes[(volumes["axis"] == axis) & (volumes["collective"] == collective)]
-    odd = mine[~mine["verdict"].isin((AS_PREDICTED, NOT_PREDICTED, ""))]
+    odd = mine[~mine["verdict"].isin(NOT_DIFFERING)]
     if odd.empty:
         return ""
     worst = odd.iloc[0]

@@ -42,14 +42,17 @@ def sent_share(collective: str, ranks: int) -> Fraction | None:
     return {"send": Fraction(1), "ring_shift": Fraction(1), "receive": Fraction(0)}.get(collective)
 
 
-def predicted(setup: Setup, stage: int, table: Iterable[ActionMeta] = ()) -> list[Flow]:
-    """All communication of one rank of `stage` in one step. `table`: the rank's planned pipeline actions (ZeRO-3)."""
+def predicted(setup: Setup, stage: int, table: Iterable[ActionMeta] = (), taken: Fraction | None = None) -> list[Flow]:
+    """All communication of one rank of `stage` in one step. `table`: the rank's planned pipeline actions (ZeRO-3).
+
+    `taken`: tokens that all experts of the stage took in a step, as recorded: needed where experts may drop some.
+    """
     found = [
         *(_zero(setup, stage, table) if setup.zero else _data(setup, stage)),
         *_tensor(setup, stage),
         *_pipeline(setup, stage),
         *_context(setup, stage),
-        *_experts(setup, stage),
+        *_experts(setup, stage, taken),
         *_small(setup, stage),
     ]
     return [flow for flow in found if flow.ranks > 1 and (flow.operations is None or flow.operations > 0)]
@@ -187,17 +190,19 @@ def _context(setup: Setup, stage: int) -> list[Flow]:
     ]
 
 
-def _experts(setup: Setup, stage: int) -> list[Flow]:
+def _experts(setup: Setup, stage: int, taken: Fraction | None) -> list[Flow]:
     """EP: dispatch and combine either way, T K H b each in the mean over ranks (the busiest one decides), and the counts.
-    Where experts drop tokens, bytes are not predicted."""
+    Where experts drop tokens, R H b with R = `taken` / ranks of the stage, or bytes are not predicted."""
     layers = sum(setup.has_experts(layer) for layer in setup.layers_of(stage))
     if not layers:
         return []
     times, forwards = layers * setup.microbatches, setup.passes
     tokens = setup.microbatch_size * setup.seq // setup.cp
-    routed = tokens // setup.tp * setup.experts_per_token * setup.hidden * setup.item
+    rows: Fraction | None = Fraction(times * (tokens // setup.tp) * setup.experts_per_token)
+    if setup.balance == "capacity":
+        rows = None if taken is None else taken / (setup.dp * setup.cp * setup.tp)
     counts = forwards * times * setup.experts * COUNT_BYTES
-    exchanged = None if setup.balance == "capacity" else times * (forwards + 1) * 2 * routed + counts
+    exchanged = None if rows is None else rows * setup.hidden * setup.item * (forwards + 1) * 2 + counts
     found = [Flow("ep", "all_to_all", setup.ep, times * (3 * forwards + 2), exchanged, False)]
     if not setup.sp:
         gathers = times * (forwards + 1)

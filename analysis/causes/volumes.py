@@ -25,6 +25,12 @@ VOLUME_COLUMNS = (
 """One row a (stage, strategy, collective): means of a rank and step; `axis` as recorded. Unknown is None."""
 
 AS_PREDICTED, NOT_PREDICTED, NONE_RECORDED = "as predicted", "not predicted", "none was recorded"
+OPERATIONS_ALONE, BYTES_ALONE = "operations as predicted, bytes unknown", "bytes as predicted, operations unknown"
+
+AGREEING = (AS_PREDICTED, OPERATIONS_ALONE, BYTES_ALONE)
+"""Verdicts of what does not differ: of both numbers, or of the one that theory and the recording both have."""
+
+NOT_DIFFERING = (*AGREEING, NOT_PREDICTED, "")
 
 
 # -- what was recorded -------------------------------------------------------------------------------------------------
@@ -103,28 +109,43 @@ def verdict(measured: Volume | None, theory: Volume | None) -> str:
     if measured is None:
         return NONE_RECORDED
     words = []
-    if theory.operations is not None and measured.operations != theory.operations and measured.operations is not None:
-        words.append(f"{_plain(measured.operations)} operations instead of {_plain(theory.operations)}")
-    if theory.bytes is not None and measured.bytes is not None and measured.bytes != theory.bytes:
+    counted = sized = False
+    if theory.operations is not None and measured.operations is not None:
+        counted = True
+        if measured.operations != theory.operations:
+            words.append(f"{_plain(measured.operations)} operations instead of {_plain(theory.operations)}")
+    if theory.bytes is not None and measured.bytes is not None:
+        sized = True
         more = measured.bytes - theory.bytes
         share = f" ({float(abs(more) / theory.bytes):.1%})" if theory.bytes else ""
-        words.append(f"{_plain(abs(more))} bytes {'more' if more > 0 else 'less'} than predicted{share}")
-    told = (theory.operations is not None) or (theory.bytes is not None and measured.bytes is not None)
-    return "; ".join(words) or (AS_PREDICTED if told else "")
+        if more:
+            words.append(f"{_plain(abs(more))} bytes {'more' if more > 0 else 'less'} than predicted{share}")
+    agreed = {(True, True): AS_PREDICTED, (True, False): OPERATIONS_ALONE, (False, True): BYTES_ALONE}
+    return "; ".join(words) or agreed.get((counted, sized), "")
 
 
 def _plain(value: Fraction) -> str:
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.1f}"
 
 
-def volumes(meta: RunMeta, parts: pd.DataFrame, ranks: tuple[int, ...], steps: tuple[int | str, ...]) -> pd.DataFrame:
-    """The audit: VOLUME_COLUMNS. `parts`: Matches.parts with `step`; `ranks`, `steps`: those that count."""
+def volumes(
+    meta: RunMeta,
+    parts: pd.DataFrame,
+    ranks: tuple[int, ...],
+    steps: tuple[int | str, ...],
+    taken: Mapping[int, float] | None = None,
+) -> pd.DataFrame:
+    """The audit: VOLUME_COLUMNS. `parts`: Matches.parts with `step`; `ranks`, `steps`: those that count.
+
+    `taken`: rank -> tokens that its experts took in a step, the mean of `steps`.
+    """
     if not steps:
         return pd.DataFrame(columns=list(VOLUME_COLUMNS))
     counted = parts[parts["rank"].isin(ranks) & parts["step"].isin(steps)]
     measured = recorded(meta, counted, ranks, len(steps))
     setup = Setup.of(meta)
-    theory = _theory(meta, setup, ranks) if setup is not None else {}
+    tokens = {rank: Fraction(round(mean * len(steps)), len(steps)) for rank, mean in (taken or {}).items()}
+    theory = _theory(meta, setup, ranks, tokens) if setup is not None else {}
     rows = []
     for key in sorted({*measured, *theory}):
         axis, here = measured.get(key, ("", None))
@@ -141,7 +162,9 @@ def volumes(meta: RunMeta, parts: pd.DataFrame, ranks: tuple[int, ...], steps: t
     return pd.DataFrame(rows, columns=list(VOLUME_COLUMNS))
 
 
-def _theory(meta: RunMeta, setup: Setup, ranks: tuple[int, ...]) -> Mapping[tuple[int, str, str], Volume]:
+def _theory(
+    meta: RunMeta, setup: Setup, ranks: tuple[int, ...], taken: Mapping[int, Fraction]
+) -> Mapping[tuple[int, str, str], Volume]:
     found: dict[tuple[int, str, str], Volume] = {}
     by_stage: dict[int, list[int]] = {}
     for rank in ranks:
@@ -152,7 +175,9 @@ def _theory(meta: RunMeta, setup: Setup, ranks: tuple[int, ...]) -> Mapping[tupl
         table = meta.pipeline_table[members[0]] if members[0] < len(meta.pipeline_table) else ()
         work = [action for action in table if action.phase in ("forward", "backward", "weight_grad")]
         whole = len(members) == setup.dp * setup.cp * setup.tp
-        for key, volume in summed(predicted(setup, stage, work), whole).items():
+        counted = [taken[rank] for rank in members if rank in taken]
+        tokens = sum(counted, Fraction(0)) if len(counted) == len(members) else None
+        for key, volume in summed(predicted(setup, stage, work, tokens), whole).items():
             found[(stage, *key)] = volume
     return found
 

@@ -68,7 +68,9 @@ def analyze(
         experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
     )
     empty, between = idle(run, decomposition), links(decomposition, parts, mean.steps, stages.__getitem__)
-    audited, kept = volumes(run.meta, parts, mean.ranks, mean.steps), memory(run, decomposition.windows)
+    taken = dict(zip(load.ranks["rank"], load.ranks["tokens_per_step"], strict=True))
+    audited = volumes(run.meta, parts, mean.ranks, mean.steps, taken)
+    kept = memory(run, decomposition.windows)
     tell(run.health, remarks(run.meta, audited, kept))
     ground = Ground(
         meta=run.meta,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from stepscope.analysis import units
-from stepscope.analysis.causes.volumes import AS_PREDICTED
+from stepscope.analysis.causes.volumes import AGREEING
 from stepscope.analysis.report.model import Report
 from stepscope.analysis.report.tables import Detail, times, word
 from stepscope.analysis.report.view import LABELS, rank_label
@@ -123,7 +123,7 @@ def volumes(report: Report) -> Detail | None:
     )
     rows = []
     frame = report.volumes
-    odd = ~frame["verdict"].isin((AS_PREDICTED, ""))
+    odd = ~frame["verdict"].isin((*AGREEING, ""))
     for _, row in pd.concat([frame[odd], frame[~odd]]).iterrows():
         numbers = [units.count(row[name]) for name in ("operations", "operations_theory")]
         numbers += [units.size(row[name]) for name in ("sent_bytes", "sent_bytes_theory")]
@@ -131,7 +131,7 @@ def volumes(report: Report) -> Detail | None:
         words = [word(str(row[name]).replace("_", "-")) for name in ("axis", "strategy", "collective")]
         rows.append([stage, *words, *numbers, word(row["verdict"])])
     of = "Communication of a rank and step beside theory; what differs first. A dash: not predicted, or not recorded."
-    agreed = len(frame) and bool((frame["verdict"] == AS_PREDICTED).all())
+    agreed = len(frame) and bool(frame["verdict"].isin(AGREEING).all())
     short = _agreement(frame) if agreed else ""
     return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"), short=short)
 

@@ -94,8 +94,16 @@ def test_experts_exchange_k_tokens_each_way():
     number, size, _ = volumes(predicted(moe, 0))["ep", "all_to_all"]
     assert number == 4 * 5 * 5  # counts, dispatch, combine; dispatch and combine backward
     assert size == 4 * 5 * (4 * 2 * BSHb + 8 * 8)
+
+
+def test_what_experts_drop_is_not_exchanged():
+    """4 ranks route 4 layers x 5 microbatches x 24 tokens x 2 = 960 rows each; of all 3840 the experts took 3000."""
     dropping = setup({"experts": 8, "experts_per_token": 2, "balance": "capacity"}, dp=4, ep=4)
     assert volumes(predicted(dropping, 0))["ep", "all_to_all"][1:] == (None, None)
+    number, size, sent = volumes(predicted(dropping, 0, taken=Fraction(3000)))["ep", "all_to_all"]
+    assert number == 4 * 5 * 5
+    assert size == 4 * (3000 // 4) * 16 * 4 + 4 * 5 * 8 * 8  # dispatch, combine, both backward; counts
+    assert sent == size * Fraction(3, 4)
 
 
 def test_what_an_operation_sends():
@@ -139,6 +147,8 @@ LAYOUTS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (MOE, {"dp": 2, "zero": 1}, {}),
     ({**MOE, "balance": "aux", "dense_layers": 1}, {"dp": 2, "cp": 2, "ep": 2}, {}),
     ({**MOE, "balance": "bias"}, {"dp": 2, "tp": 2, "ep": 2}, {}),
+    *[({**MOE, "balance": "capacity", "routing_skew": skew}, {"dp": 2, "ep": 2, "pp": 2}, {}) for skew in (0.0, 2.0)],
+    ({**MOE, "balance": "capacity", "routing_skew": 2.0}, {"dp": 2, "tp": 2, "ep": 4, "recompute": "full"}, {}),
     ({**MOE, "balance": "none", "dense_layers": 2}, {"dp": 2, "tp": 2, "sp": True, "ep": 4, "recompute": "full"}, {}),
 ]  # fmt: skip
 
@@ -150,7 +160,7 @@ def test_it_is_what_the_training_program_predicts_of_itself(
     """Two derivations of one thing: closed formulas here, tables of the program there (sums over phases, mean of ranks)."""
     pytest.importorskip("torch")
     from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig, check
-    from stepscope.parallel_runtime.ep.traffic import planned_routing
+    from stepscope.parallel_runtime.ep.traffic import mixtures_of, planned_routing
     from stepscope.parallel_runtime.mesh import Mesh
     from stepscope.parallel_runtime.messages import sent
     from stepscope.parallel_runtime.pp.validator import plan
@@ -163,9 +173,12 @@ def test_it_is_what_the_training_program_predicts_of_itself(
     assert said is not None
     for stage in range(p.pp):
         theirs: dict[tuple[str, str], list[Fraction]] = defaultdict(lambda: [Fraction(0)] * 3)
+        taken = 0
         ranks = range(stage * mesh.stage_size, (stage + 1) * mesh.stage_size)
         for rank in ranks:
             routing = planned_routing(m, p, t, mesh.index("ep", rank)) if m.experts else None
+            if routing is not None:
+                taken += sum(routing(layer, 0).received for layer in mixtures_of(m, p, stage)) * t.microbatches
             for view, predict in predictions(m, p, mesh.index("shard", rank), routing):
                 if mesh.size(view) > 1:
                     for message, number in predict(m, p, t, stage).items():
@@ -175,7 +188,7 @@ def test_it_is_what_the_training_program_predicts_of_itself(
                         theirs[key] = [a + Fraction(b) / len(ranks) for a, b in zip(theirs[key], added, strict=True)]
         actions = plan(p.schedule, p.pp, t.microbatches, p.chunks)[stage]
         table = [ActionMeta(a.phase, a.chunk, a.microbatch) for a in actions if a.kind == "compute"]
-        ours = volumes(predicted(said, stage, table))
+        ours = volumes(predicted(said, stage, table, Fraction(taken)))
         assert set(ours) == set(theirs)
         for key, volume in ours.items():
             for mine, other in zip(volume, theirs[key], strict=True):
