@@ -58,7 +58,7 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
     if rules is not None:
         sources[f"rules {rules}"] = fingerprint(Path(rules))
     tasks = partial(_tasks, format, files, hints, rules)
-    describe = partial(_describe, identity.name, format, ignored)
+    describe = partial(_describe, _name(paths), format, ignored)
     return Plan(identity, False, sources, tasks, read_file, describe)
 
 
@@ -182,3 +182,16 @@ def _identity(paths: list[str]) -> Path:
     """What the store in the cache directory is filed under."""
     absolute = [path if "://" in path else str(Path(path).expanduser().resolve()) for path in paths]
     return Path(absolute[0]) if len(absolute) == 1 else Path(absolute[0]).parent / "+".join(sorted(absolute))
+
+
+def _name(paths: list[str]) -> str:
+    """What a run of these is called: the one path's last part, else (several, or a pattern) the directory they share."""
+    if len(paths) == 1 and not glob.has_magic(paths[0]):
+        return _identity(paths).name or "run"
+    parts = [Path(path.partition("://")[2] or Path(path).expanduser().absolute()).parts for path in paths]
+    shared: list[str] = []
+    for level in zip(*(one[:-1] for one in parts), strict=False):
+        if len(set(level)) > 1 or glob.has_magic(level[0]):
+            break
+        shared.append(level[0])
+    return Path(*shared).name if shared and Path(*shared).name else "run"

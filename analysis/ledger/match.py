@@ -104,4 +104,5 @@ def _match_all(meta: RunMeta, parts: Parts, matched: Matched, on_device: np.ndar
     keys.by_time(parts, matched, on_device)  # a foreign gloo trace has one name for all groups: refused
     alone = np.flatnonzero(matched.match < 0)
     matched.match[alone] = np.arange(len(alone)) + int(matched.match.max(initial=-1)) + 1
+    matched.match[:] = np.unique(matched.match, return_inverse=True)[1]  # without gaps, where matches were undone
     return clocks

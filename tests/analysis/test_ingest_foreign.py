@@ -13,6 +13,7 @@ from trace_files import row, step
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
+from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import FLAG_DEVICE_COPY, FLAG_GRAPH, FLAG_IMPOSSIBLE, FLAG_PARTIAL, KINDS
 
@@ -276,6 +277,14 @@ def test_files_below_a_directory_and_by_url(tmp_path: Path, own_cache: Path) -> 
     assert len(list((own_cache / "stepscope").iterdir())) == 3
 
 
+def test_what_a_run_of_several_files_is_called(tmp_path: Path) -> None:
+    (tmp_path / "june").mkdir()
+    files = [write(tmp_path / "june" / f"rank{rank}.json", [row("a", 0, 1)]) for rank in (0, 1)]
+    assert open_run(files).meta.name == open_run(str(tmp_path / "june" / "rank*.json")).meta.name == "june"
+    assert open_run(f"file://{tmp_path}/june/rank?.json").meta.name == "june"
+    assert open_run(tmp_path / "june").meta.name == "june" and open_run(files[1]).meta.name == "rank1.json"
+
+
 def test_a_top_level_list_and_strange_ids(tmp_path: Path) -> None:
     rows = [row("a", 0, 1, pid="Spans", tid=""), row("b", 5, 1, tid="stream 7"), 17, {"no": "ph"}]
     rows[1]["args"] = "not an object"
@@ -304,3 +313,22 @@ def test_a_foreign_file_that_was_cut_leaves_all_steps_partial(tmp_path: Path) ->
     assert [name for name, *_ in events_of(run)] == ["a", "ProfilerStep#1", "ProfilerStep#2"]
     assert run.columns(0, "flags")["flags"].tolist() == [0, FLAG_PARTIAL, FLAG_PARTIAL]
     assert codes(run) == ["cut_file"] and run.health.status == "touched"
+
+
+def message(kind: str, start: float, dur: float, seq: int, **more: Any) -> dict:
+    """A point to point between ranks 0 and 1 as torch.profiler describes it."""
+    said = {"Collective name": kind, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    said |= {"Src Rank": 0, "Dst Rank": 1, "Seq": seq, "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
+    return row("ncclDevKernel_SendRecv", start, dur, tid=20, **{**said, **more})
+
+
+def test_numbers_of_messages_that_do_not_fit_leave_no_hole(tmp_path: Path) -> None:
+    """Message 1 of the sender was over before that of the receiver began: undone, it must not upset message 5."""
+    ends = {0: [message("send", 0, 10, 1), message("send", 200, 10, 5)]}
+    ends[1] = [message("recv", 100, 10, 1), message("recv", 195, 15, 5)]
+    for rank, rows in ends.items():
+        rows = [*rows, row("gemm", 300, 5)]
+        write(tmp_path / f"rank{rank}.json", rows, distributedInfo={"rank": rank, "world_size": 2})
+    parts = decompose(open_run(tmp_path)).matches.parts
+    pairs = parts.groupby("match_id")["arrival_ns"].apply(sorted).tolist()
+    assert sorted(pairs) == [[0], [100_000], [195_000, 200_000]]
