@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,12 +16,12 @@ from trace_files import write_run
 from stepscope.__main__ import status_of
 from stepscope.analysis.engine import map_ranks
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import Progress, open_run
+from stepscope.analysis.ingest import Progress, build, open_run
 from stepscope.analysis.ledger.decompose import decompose
 
 distributed = pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-RANKS = tuple(range(16))
+RANKS = tuple(range(64))
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,21 @@ def test_a_worker_killed_in_the_middle_loses_nothing(cluster: Any, tmp_path: Pat
         "events.parquet",
         "strings.parquet",
     ], "nothing half written is left"
+
+
+def test_only_summaries_come_back(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "run", count=500)
+    came: list[str] = []
+
+    def spied(fn: Any, items: Any, engine: str, workers: Any, done: Any) -> list[Any]:
+        results = map_ranks(fn, items, engine, workers, done)
+        came.extend(json.dumps(one) for one in results)
+        return results
+
+    monkeypatch.setattr(build, "map_ranks", spied)
+    run = open_run(path, engine=f"dask@{cluster.scheduler_address}")
+    columns = sum(values.nbytes for values in run.columns(0).values())
+    assert len(came) == 2 and max(map(len, came)) < 4000 < columns / 50
 
 
 def test_the_command_takes_a_scheduler(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
