@@ -6,7 +6,7 @@ fractions of 1. Undefined is NaN, NA or None, never 0. Frames are copies: changi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +69,14 @@ class OpenedRun:
         )
         return pd.DataFrame(rows, columns=["term", "ns_per_step", "share"])
 
+    def classes(self) -> pd.DataFrame:
+        """The mean step: one row an operation class (compute by phase, the rest by axis and collective), longest first."""
+        return self.report.class_means.copy()
+
+    def throughput(self) -> pd.DataFrame:
+        """One row: tokens_per_step, tokens_per_s, tokens_per_s_per_device, flops_per_token, mfu; NaN where unknown."""
+        return pd.DataFrame([asdict(self.report.throughput)]).astype(float)
+
     def overlap(self) -> pd.DataFrame:
         """One row a rank, step, axis, collective and stream: overlap_efficiency and comm_overlap, fractions."""
         return self.report.overlap.copy()
@@ -79,6 +87,50 @@ class OpenedRun:
         frame.insert(0, "communication", range(len(frame)))
         frame = frame.explode(list(LISTS), ignore_index=True).rename(columns={"ranks": "rank"})
         return frame.astype(dict.fromkeys(WHOLE_NUMBERS, "Int64") | {"rank": "int64"})
+
+    def matching(self) -> pd.DataFrame:
+        """One row a process group and way of matching: communications, of these whole, partial, unmatched, and the rate."""
+        return self.report.matching.copy()
+
+    def clocks(self) -> pd.DataFrame:
+        """One row a rank: offset, residual and uncertainty of its clock in ns, violations of causality, source."""
+        return self.report.clocks.copy()
+
+    def alpha_beta(self) -> pd.DataFrame:
+        """One row a group and collective: alpha_ns and slope_us_per_mb with intervals, bandwidths, crossover_bytes."""
+        return self.report.alpha_beta.fits.copy()
+
+    def outliers(self) -> pd.DataFrame:
+        """One row a communication that lies off its line and was left out of the fit."""
+        return self.report.alpha_beta.outliers.copy()
+
+    def links(self) -> pd.DataFrame:
+        """One row a pair of ranks that exchange messages: median_transfer_ns, beside the other links, exposed time."""
+        return self.report.links.copy()
+
+    def volumes(self) -> pd.DataFrame:
+        """One row a stage, strategy and collective: operations and bytes of a rank and step beside theory, in words too."""
+        return self.report.volumes.copy()
+
+    def memory(self, of: str = "state") -> pd.DataFrame:
+        """Bytes of each rank: `state` beside theory, one row a kind, or `peaks`, one row a phase. ValueError otherwise."""
+        return _chosen("memory of", of, {"state": self.report.memory.state, "peaks": self.report.memory.peaks})
+
+    def experts(self, by: str = "rank") -> pd.DataFrame:
+        """Tokens a step, busiest first, `by` rank (with what its exchange costs) or expert. ValueError otherwise."""
+        return _chosen("experts by", by, {"rank": self.report.experts.ranks, "expert": self.report.experts.loads})
+
+    def idle(self) -> pd.DataFrame:
+        """One row a rank and step: idle_ns and the reasons that sum to it."""
+        return self.report.idle.copy()
+
+    def compute_per_transfer(self) -> pd.DataFrame:
+        """One row a mesh axis: compute and transfer of a rank and step, in ns, and their ratio."""
+        return self.report.ratios.copy()
+
+    def contention(self) -> pd.DataFrame:
+        """One row a kernel that ran both beside a transfer and alone: mean durations in ns, and what it loses a step."""
+        return self.report.contention.copy()
 
     def stragglers(self, by: str = "rank") -> pd.DataFrame:
         """Who made the others wait, dearest first, `by` rank, host or stage: cost_ns_per_step, cause, pattern.
@@ -94,6 +146,10 @@ class OpenedRun:
     def pipeline(self) -> pd.DataFrame:
         """One row: schedule, stages, microbatches, and the bubble measured, in theory and as planned, as fractions."""
         return pd.DataFrame([self.report.pipeline.to_json()])
+
+    def stages(self) -> pd.DataFrame:
+        """One row a pipeline stage: compute beside the other stages, bubble, imbalance, head-of-line waits, ns a step."""
+        return self.report.stages.copy()
 
     def findings(self) -> pd.DataFrame:
         """At most five rows, dearest first: text, cost_ns_per_step, evidence, confidence, advice."""
@@ -114,6 +170,12 @@ class OpenedRun:
         if by == "classes":
             return _deltas(pair.classes, per)
         return _deltas(pair.per_token if per == "token" else (pair.step, *pair.terms), per)
+
+
+def _chosen(what: str, word: str, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    if word not in frames:
+        raise ValueError(f"{what} {word!r}: say {' or '.join(frames)}")
+    return frames[word].copy()
 
 
 def _frame(records: Sequence[Straggler | StragglerGroup | Finding], kind: type) -> pd.DataFrame:

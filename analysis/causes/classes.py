@@ -13,12 +13,18 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
+from stepscope.analysis.causes.summary import Means
 from stepscope.analysis.intervals import Intervals
 from stepscope.analysis.ledger.decompose import Decomposition, RankTime
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, PHASES, code_of
 
 COLUMNS = ("rank", "step", "class", "ns")
+
+CLASS_MEAN_COLUMNS = ("term", "phase", "axis", "collective", "unsplit", "ns_per_step", "share")
+"""One row a class: `phase` of computations, `axis` and `collective` of communication and waits; empty where unknown."""
+
+UNKNOWN_AXIS, UNKNOWN_COLLECTIVE = "unknown axis", "communication"
 UNSPLIT = " (unsplit)"
 
 
@@ -36,6 +42,37 @@ def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
                 rows["class"].append(name)
                 rows["ns"].append(int(measured[at]))
     return pd.DataFrame(rows)
+
+
+def class_means(classes: pd.DataFrame, mean: Means) -> pd.DataFrame:
+    """CLASS_MEAN_COLUMNS of the counted ranks and steps, the longest first. `share`: of the mean step; they sum to those
+    of the terms that they are part of (memory copies and idle have no classes)."""
+    if not mean.steps:
+        return pd.DataFrame(columns=list(CLASS_MEAN_COLUMNS))
+    rows = classes[classes["rank"].isin(mean.ranks) & classes["step"].isin(mean.steps)]
+    total = rows.groupby("class")["ns"].sum() if len(rows) else pd.Series(dtype="int64")
+    found = [
+        (str(name), int(ns) / (len(mean.ranks) * len(mean.steps)))
+        for name, ns in total.sort_values(ascending=False, kind="stable").items()
+    ]
+    step = float(mean.values["step_ns"])
+    rows_of = [(*_taken_apart(name), ns, ns / step if step else np.nan) for name, ns in found]
+    return pd.DataFrame(rows_of, columns=list(CLASS_MEAN_COLUMNS))
+
+
+def _taken_apart(name: str) -> tuple[str, str, str, str, bool]:
+    """(term, phase, axis, collective, unsplit) of a class."""
+    term, rest = name.split(" ", 1)
+    if term == "compute":
+        return term, rest, "", "", False
+    axis, collective = rest.removesuffix(UNSPLIT).rsplit(" ", 1)
+    return (
+        term,
+        "",
+        "" if axis == UNKNOWN_AXIS else axis,
+        "" if collective == UNKNOWN_COLLECTIVE else collective,
+        rest.endswith(UNSPLIT),
+    )
 
 
 def class_intervals(
@@ -77,8 +114,8 @@ def part_names(decomposition: Decomposition) -> np.ndarray:
     """Of each part of the matched table: `axis collective` (`unknown` where the trace does not tell)."""
     table = decomposition.matches.table
     assert table is not None
-    axis = np.array([*AXES, "unknown axis"], object)[table["axis"]]
-    collective = np.array([*COLLECTIVES, "communication"], object)[table["collective"]]
+    axis = np.array([*AXES, UNKNOWN_AXIS], object)[table["axis"]]
+    collective = np.array([*COLLECTIVES, UNKNOWN_COLLECTIVE], object)[table["collective"]]
     return np.asarray(axis + " " + collective, object)
 
 

@@ -1,6 +1,6 @@
 """What the models add to a finding, in words: whether latency or bytes cost, who is busiest, why a device is idle.
 
-Each returns (what to add to the sentence, what to try), both empty where the numbers do not tell.
+They return what to add to the sentence, most of them also what to try; empty where the numbers do not tell.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from stepscope.analysis import units
 from stepscope.analysis.causes.alpha_beta import FITTED, NS_PER_BYTE_TO_US_PER_MB
 from stepscope.analysis.causes.experts import Experts
 from stepscope.analysis.causes.idle import REASONS
+from stepscope.analysis.causes.volumes import AS_PREDICTED, NOT_PREDICTED
 
 Words = tuple[str, str]
 NOTHING: Words = ("", "")
@@ -65,6 +66,16 @@ def busiest(experts: Experts | None, axis: str, collective: str) -> Words:
         f"; rank {int(top['rank'])} takes {units.significant(float(top['relative_load']), 3)} x the mean of the tokens"
     )
     return text, "balance the routing (a bias or an auxiliary loss), or place busy experts apart"
+
+
+def off_theory(volumes: pd.DataFrame, axis: str, collective: str) -> str:
+    """What to add where the recorded volume of an axis and collective is not the predicted one."""
+    mine = volumes[(volumes["axis"] == axis) & (volumes["collective"] == collective)]
+    odd = mine[~mine["verdict"].isin((AS_PREDICTED, NOT_PREDICTED, ""))]
+    if odd.empty:
+        return ""
+    worst = odd.iloc[0]
+    return f"; not what theory predicts for {worst['strategy'].replace('_', ' ') or 'it'}: {worst['verdict']}"
 
 
 def why_idle(idle: pd.DataFrame, ranks: Collection[int], steps: Collection[int | str]) -> Words:

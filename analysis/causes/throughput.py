@@ -20,6 +20,7 @@ class Throughput:
 
     tokens_per_step: int | None = None
     tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
     flops_per_token: int | None = None
     mfu: float | None = None
 
@@ -66,7 +67,7 @@ def throughput(meta: RunMeta, step_ns: Fraction | None, peak_flops: float | None
     tokens, flops = tokens_per_step(meta), flops_per_token(meta.model)
     peak = peak_flops or meta.train.get("peak_flops")
     if tokens is None or not step_ns:
-        return Throughput(tokens, None, flops, None)
+        return Throughput(tokens, None, None, flops, None)
     rate = float(Fraction(tokens * NS) / step_ns)
     mfu = rate * flops / (float(peak) * meta.world_size) if flops and peak and meta.world_size else None
-    return Throughput(tokens, rate, flops, mfu)
+    return Throughput(tokens, rate, rate / meta.world_size if meta.world_size else None, flops, mfu)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from stepscope.analysis.ledger import clocks as clock
 from stepscope.analysis.ledger import keys
-from stepscope.analysis.ledger.parts import Parts
+from stepscope.analysis.ledger.parts import RECEIVE, RING, Parts
 from stepscope.analysis.ledger.waits import Waits
 from stepscope.tracer.schema import AXES, COLLECTIVES, STRATEGIES
 
@@ -27,6 +27,7 @@ PARTS = (
     "op_id",
     "arrival_ns",
     "end_ns",
+    "source",
     "last_arrival_ns",
     "wait_ns",
     "transfer_ns",
@@ -39,7 +40,8 @@ PARTS = (
     "estimated_wait_ns",
     "impossible",
 )
-"""`row`: index into the rank's events. `last_rank`: who arrived last among those this part depends on, -1 where nobody
+"""`row`: index into the rank's events. `source`: whom a receive or a ring shift gets its message from, else -1.
+`last_rank`: who arrived last among those this part depends on, -1 where nobody
 led by more than the clocks' uncertainty; `straggler`: the same, after whom it had queued behind (head of line).
 Unmatched parts have no last arrival, wait or transfer (-1)."""
 
@@ -70,6 +72,7 @@ def parts_frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequen
         "op_id": parts["op_id"][order],
         "arrival_ns": parts["arrival"][order],
         "end_ns": parts["end"][order],
+        "source": _sources(parts)[order],
         "last_arrival_ns": told(waits.last_arrival),
         "wait_ns": told(wait),
         "transfer_ns": told(parts["end"] - waits.wait_end),
@@ -83,6 +86,13 @@ def parts_frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequen
         "impossible": parts["impossible"][order],
     }
     return pd.DataFrame(columns)
+
+
+def _sources(parts: Parts) -> np.ndarray:
+    """The rank that each receive or ring shift gets its message from, -1 for everything else and where it is unknown."""
+    collective = parts["collective"]
+    received = np.where(collective == RECEIVE, parts["source"], -1)
+    return np.where(collective == RING, parts["peer_from"].astype(np.int64), received)
 
 
 def _words(words: Sequence[str], codes: np.ndarray) -> np.ndarray:

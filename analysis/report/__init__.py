@@ -12,22 +12,27 @@ import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.alpha_beta import alpha_beta
-from stepscope.analysis.causes.classes import ahead_at, operation_classes, picture
+from stepscope.analysis.causes.audit import remarks
+from stepscope.analysis.causes.classes import ahead_at, class_means, operation_classes, picture
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.experts import experts
-from stepscope.analysis.causes.findings import Ground, findings
+from stepscope.analysis.causes.findings import findings
+from stepscope.analysis.causes.ground import Ground
 from stepscope.analysis.causes.idle import idle
+from stepscope.analysis.causes.links import links
 from stepscope.analysis.causes.memory import memory
 from stepscope.analysis.causes.patterns import straggler_groups
 from stepscope.analysis.causes.pipeline import actions, pipeline
 from stepscope.analysis.causes.ratios import contention, ratios
 from stepscope.analysis.causes.reasons import Reasons
+from stepscope.analysis.causes.stages import stages as stage_balance
 from stepscope.analysis.causes.stragglers import stragglers
 from stepscope.analysis.causes.summary import Means, means
 from stepscope.analysis.causes.throughput import throughput
 from stepscope.analysis.causes.volumes import volumes
 from stepscope.analysis.ledger.decompose import Decomposition, decompose, step_column
 from stepscope.analysis.ledger.overlap import overlap
+from stepscope.analysis.ledger.steps import tell
 from stepscope.analysis.report.model import COLLECTIVE_FIELDS, Report, dumps
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import KINDS, RunMeta, code_of
@@ -62,7 +67,9 @@ def analyze(
         alpha_beta(parts, mean.steps),
         experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
     )
-    empty = idle(run, decomposition)
+    empty, between = idle(run, decomposition), links(decomposition, parts, mean.steps, stages.__getitem__)
+    audited, kept = volumes(run.meta, parts, mean.ranks, mean.steps), memory(run, decomposition.windows)
+    tell(run.health, remarks(run.meta, audited, kept))
     ground = Ground(
         meta=run.meta,
         health=run.health,
@@ -79,6 +86,8 @@ def analyze(
         fits=model.fits,
         experts=load,
         idle=empty,
+        links=between,
+        volumes=audited,
         longest_idle=_longest_idle(decomposition, mean),
     )
     typical = _typical_step(mean)
@@ -98,12 +107,17 @@ def analyze(
         ),
         findings=findings(ground),
         alpha_beta=model,
-        volumes=volumes(run.meta, parts, mean.ranks, mean.steps),
-        memory=memory(run, decomposition.windows),
+        volumes=audited,
+        memory=kept,
         idle=empty,
         ratios=ratios(decomposition, mean),
         contention=contention(run, decomposition, mean),
         experts=load,
+        class_means=class_means(classes, mean),
+        matching=decomposition.matches.rates,
+        clocks=decomposition.matches.clocks,
+        links=between,
+        stages=stage_balance(decomposition, mean, rows, stages.__getitem__),
         classes=classes,
         picture=picture(run, decomposition, typical) if typical is not None else Report.no_picture(),
         picture_step=typical,

@@ -9,29 +9,9 @@ from pathlib import Path
 from stepscope.analysis import units
 from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.records import TERMS
-from stepscope.analysis.report import svg
+from stepscope.analysis.report import svg, view
 from stepscope.analysis.report.details import details
 from stepscope.analysis.report.model import Report
-from stepscope.analysis.report.view import (
-    COMPUTE_PARTS,
-    DEFINITIONS,
-    LABELS,
-    MOST_BARS,
-    Bar,
-    evidence,
-    findings_note,
-    group_lines,
-    headline,
-    health_line,
-    mean_bar,
-    mesh_text,
-    notable,
-    overlap_rows,
-    pipeline_rows,
-    rank_bars,
-    rank_label,
-    scope,
-)
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """Nothing is loaded, nothing runs: only the page's own style counts."""
@@ -106,13 +86,13 @@ def _aligned(place: int, numbers_from: int) -> str:
 def _header(report: Report) -> str:
     meta = report.meta
     where = "+".join(word for word in (meta.device, meta.backend) if word)
-    chips = [mesh_text(report), meta.source, where, scope(report), meta.created]
+    chips = [view.mesh_text(report), meta.source, where, view.scope(report), meta.created]
     drawn = "".join(f'<span class="chip">{text(chip)}</span>' for chip in chips if chip)
     return f'<header><div class="product">stepscope report</div><h1>{text(report.name)}</h1><div class="chips">{drawn}</div></header>'
 
 
 def _health(report: Report) -> str:
-    status, line = report.health.status, text(health_line(report))
+    status, line = report.health.status, text(view.health_line(report))
     mark = "✓" if status == "ok" else "!"
     if not report.health.items:
         return f'<div class="health {status}" role="status">{mark} {line}</div>'
@@ -135,15 +115,15 @@ def _health(report: Report) -> str:
 
 
 def _mean(report: Report) -> str:
-    bar = mean_bar(report)
+    bar = view.mean_bar(report)
     if bar is None:
         return _section("Where the step went", "", "<p>No whole step was recorded, so there are no means.</p>")
     figures = [
         _figure("mean step", units.duration(bar.total_ns), "From the start of a step to the start of the next.", True)
     ]
-    figures += [_figure(*row) for row in headline(report)]
+    figures += [_figure(*row) for row in view.headline(report)]
     body = f'<div class="figures">{"".join(figures)}</div>{svg.mean_step(bar)}{_legend(bar)}'
-    return _section("Where the step went", scope(report), body)
+    return _section("Where the step went", view.scope(report), body)
 
 
 def _figure(label: str, value: str, meaning: str, main: bool = False) -> str:
@@ -153,14 +133,14 @@ def _figure(label: str, value: str, meaning: str, main: bool = False) -> str:
     )
 
 
-def _legend(bar: Bar) -> str:
+def _legend(bar: view.Bar) -> str:
     rows = []
-    parts = {part: ns for part, ns in bar.parts.items() if part in COMPUTE_PARTS}
+    parts = {part: ns for part, ns in bar.parts.items() if part in view.COMPUTE_PARTS}
     parts |= dict(zip(TERMS[1:], bar.terms[1:], strict=True))
     for part, ns in parts.items():
         share = units.share(ns / bar.total_ns if bar.total_ns else None)
         rows.append(
-            f'<div title="{text(DEFINITIONS[part])}">{svg.swatch(part)}<span>{text(LABELS[part])}</span>'
+            f'<div title="{text(view.DEFINITIONS[part])}">{svg.swatch(part)}<span>{text(view.LABELS[part])}</span>'
             f'<b>{text(units.duration(ns))}</b><span class="share">{text(share)}</span></div>'
         )
     return f'<div class="legend">{"".join(rows)}</div>'
@@ -168,11 +148,11 @@ def _legend(bar: Bar) -> str:
 
 def _findings(report: Report) -> str:
     if not report.findings:
-        none = f"<p>None: nothing costs enough to name. {text(findings_note(report))}</p>"
+        none = f"<p>None: nothing costs enough to name. {text(view.findings_note(report))}</p>"
         return _section("Findings", "", none)
     items = []
     for index, finding in enumerate(report.findings):
-        where = evidence(report, index)
+        where = view.evidence(report, index)
         facts = f"confidence {finding.confidence}" + (f" · see {where}" if where else "")
         advice = f'<div class="advice"><b>Try:</b> {text(finding.advice)}</div>' if finding.advice else ""
         items.append(
@@ -181,7 +161,7 @@ def _findings(report: Report) -> str:
         )
     return _section(
         "Findings",
-        f"Dearest first; at most five. {findings_note(report)}".strip(),
+        f"Dearest first; at most five. {view.findings_note(report)}".strip(),
         f'<ol class="findings">{"".join(items)}</ol>',
     )
 
@@ -191,21 +171,21 @@ def _picture(report: Report) -> str:
     if picture.empty:
         return ""
     ranks = sorted({int(rank) for rank in picture["rank"]})
-    labels = {rank: rank_label(report, rank) for rank in ranks}
+    labels = {rank: view.rank_label(report, rank) for rank in ranks}
     of = f"Step {report.picture_step}, the one closest to the median step time; what each rank did, instant by instant."
     return _section("One step on every rank", of, svg.step_picture(picture, labels))
 
 
 def _ranks(report: Report) -> str:
-    bars = rank_bars(report)
+    bars = view.rank_bars(report)
     if not bars:
         return ""
     scale = units.time_scale([bar.total_ns for bar in bars])
-    heads = ["", f"step, {scale.unit}", *(f"{LABELS[term]}|{DEFINITIONS[term]}" for term in TERMS)]
+    heads = ["", f"step, {scale.unit}", *(f"{view.LABELS[term]}|{view.DEFINITIONS[term]}" for term in TERMS)]
     rows = []
     for bar in bars:
         rows.append([bar.label, *(scale(n) for n in (bar.total_ns, *bar.terms))])
-    grouped = len(report.means.ranks) > MOST_BARS
+    grouped = len(report.means.ranks) > view.MOST_BARS
     of = f"Mean over steps of each {'group of ranks' if grouped else 'rank'}; numbers inside the bars are shares of that step."
     return _section("Decomposition by rank", of, f"{svg.rank_stacks(bars)}{table(heads, rows)}")
 
@@ -220,12 +200,12 @@ def _pipeline(report: Report) -> str:
     of = f"Schedule {p.schedule or 'not recognised'}, {units.counted(p.stages, 'stage')}, {batches}."
     heads = [
         "bubble",
-        f"of the step|{DEFINITIONS['of_step']}",
-        f"of the microbatches' compute|{DEFINITIONS['of_work']}",
+        f"of the step|{view.DEFINITIONS['of_step']}",
+        f"of the microbatches' compute|{view.DEFINITIONS['of_work']}",
     ]
     notes = "Theory: equal stages, free communication. Planned: the recorded schedule with the measured mean durations, communication free."
     return _section(
-        "Pipeline", of, f'{table(heads, pipeline_rows(report), style="narrow")}<p class="meta">{text(notes)}</p>'
+        "Pipeline", of, f'{table(heads, view.pipeline_rows(report), style="narrow")}<p class="meta">{text(notes)}</p>'
     )
 
 
@@ -235,34 +215,38 @@ def _stragglers(report: Report) -> str:
     heads = [
         "rank",
         "cause",
-        f"pattern|{DEFINITIONS['pattern']}",
-        f"others waited a step, summed|{DEFINITIONS['cost']}",
+        f"pattern|{view.DEFINITIONS['pattern']}",
+        f"others waited a step, summed|{view.DEFINITIONS['cost']}",
         "last to arrive",
     ]
     rows = [
         [
-            rank_label(report, s.rank),
+            view.rank_label(report, s.rank),
             s.cause or units.DASH,
             s.pattern or units.DASH,
             units.duration(s.cost_ns_per_step),
             units.counted(s.last_arrivals, "time"),
         ]
-        for s in notable(report)[:MOST_BARS]
+        for s in view.notable(report)[: view.MOST_BARS]
     ]
     rest = len(report.stragglers) - len(rows)
     note = f'<p class="meta">{rest} more, each of them nearly free, are in the JSON report.</p>' if rest else ""
     drawn = table(heads, rows, numbers_from=3, style="narrow") if rows else ""
-    drawn += "".join(f'<p class="meta">{text(line)}</p>' for line in group_lines(report)[:MOST_BARS]) if rows else ""
+    drawn += (
+        "".join(f'<p class="meta">{text(line)}</p>' for line in view.group_lines(report)[: view.MOST_BARS])
+        if rows
+        else ""
+    )
     return _section("Stragglers", "Dearest first; exposed waits only.", drawn + note)
 
 
 def _overlap(report: Report) -> str:
-    rows = overlap_rows(report)
+    rows = view.overlap_rows(report)
     if not rows:
         return ""
-    shares = [f"{name.replace('_', ' ')}|{DEFINITIONS[name]}" for name in ("overlap_efficiency", "comm_overlap")]
+    shares = [f"{name.replace('_', ' ')}|{view.DEFINITIONS[name]}" for name in ("overlap_efficiency", "comm_overlap")]
     body = table(["axis", "collective", "stream", *shares], rows, numbers_from=3, style="narrow")
-    return _section("Overlap of communication with compute", scope(report), body)
+    return _section("Overlap of communication with compute", view.scope(report), body)
 
 
 def _details(report: Report) -> list[str]:
@@ -306,7 +290,7 @@ def _definitions() -> str:
     )
     names = {"of_step": "bubble of the step", "of_work": "bubble of the work", "cost": "cost of a straggler"}
     rows = "".join(
-        f"<dt>{text(names.get(name, LABELS.get(name, name.replace('_', ' '))))}</dt><dd>{text(DEFINITIONS[name])}</dd>"
+        f"<dt>{text(names.get(name, view.LABELS.get(name, name.replace('_', ' '))))}</dt><dd>{text(view.DEFINITIONS[name])}</dd>"
         for name in order
     )
     note = "Each instant belongs to the first of these six terms that applies, so they sum to the step exactly."

@@ -14,16 +14,20 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.alpha_beta import FIT_COLUMNS, OUTLIER_COLUMNS, AlphaBeta
+from stepscope.analysis.causes.classes import CLASS_MEAN_COLUMNS
 from stepscope.analysis.causes.experts import LOAD_COLUMNS, RANK_COLUMNS, Experts
 from stepscope.analysis.causes.idle import IDLE_COLUMNS
+from stepscope.analysis.causes.links import LINK_COLUMNS
 from stepscope.analysis.causes.memory import PEAK_COLUMNS, STATE_COLUMNS, Memory
 from stepscope.analysis.causes.patterns import StragglerGroup
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.ratios import CONTENTION_COLUMNS, RATIO_COLUMNS
+from stepscope.analysis.causes.stages import STAGE_COLUMNS
 from stepscope.analysis.causes.stragglers import Straggler
 from stepscope.analysis.causes.summary import MEAN_COLUMNS, Means, overlap_of, written
 from stepscope.analysis.causes.throughput import Throughput
 from stepscope.analysis.causes.volumes import VOLUME_COLUMNS
+from stepscope.analysis.ledger.match_frames import CLOCKS, RATES
 from stepscope.analysis.records import JSON_SCHEMA_VERSION, LEDGER_COLUMNS, Finding, Health
 from stepscope.tracer.schema import RunMeta
 
@@ -79,6 +83,11 @@ class Report:
     idle: pd.DataFrame  # IDLE_COLUMNS
     ratios: pd.DataFrame  # RATIO_COLUMNS
     contention: pd.DataFrame  # CONTENTION_COLUMNS
+    class_means: pd.DataFrame  # CLASS_MEAN_COLUMNS
+    matching: pd.DataFrame  # RATES
+    clocks: pd.DataFrame  # CLOCKS
+    links: pd.DataFrame  # LINK_COLUMNS
+    stages: pd.DataFrame  # STAGE_COLUMNS
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
     picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
     picture_step: int | str | None = None
@@ -109,9 +118,13 @@ class Report:
             "run": self._run(),
             "ledger": records_of(self.ledger, LEDGER_COLUMNS),
             "summary": self._summary(),
+            "classes": records_of(self.class_means, CLASS_MEAN_COLUMNS),
             "overlap": records_of(self.overlap, OVERLAP_FIELDS),
+            "matching": records_of(self.matching, RATES),
+            "clocks": records_of(self.clocks, CLOCKS),
             "collectives": records_of(self.collectives, COLLECTIVE_FIELDS),
             "pipeline": plain(self.pipeline.to_json()),
+            "stages": records_of(self.stages, STAGE_COLUMNS),
             "stragglers": [plain(asdict(straggler)) for straggler in self.stragglers],
             "straggler_groups": [plain(asdict(group)) for group in self.straggler_groups],
             "findings": [plain(asdict(finding)) for finding in self.findings],
@@ -119,6 +132,7 @@ class Report:
                 "fits": records_of(self.alpha_beta.fits, FIT_COLUMNS),
                 "outliers": records_of(self.alpha_beta.outliers, OUTLIER_COLUMNS),
             },
+            "links": records_of(self.links, LINK_COLUMNS),
             "volumes": records_of(self.volumes, VOLUME_COLUMNS),
             "memory": {
                 "state": records_of(self.memory.state, STATE_COLUMNS),
@@ -163,6 +177,7 @@ class Report:
             "comm_overlap": comm,
             "steps": len(self.means.steps),
             "tokens_per_s": self.throughput.tokens_per_s,
+            "tokens_per_s_per_device": self.throughput.tokens_per_s_per_device,
             "mfu": self.throughput.mfu,
         }
         return dict(plain({**means, **more}))

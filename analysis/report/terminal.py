@@ -14,27 +14,10 @@ from rich.text import Text
 
 from stepscope.analysis import units
 from stepscope.analysis.records import TERMS
-from stepscope.analysis.report.details import Detail, details
+from stepscope.analysis.report import view
+from stepscope.analysis.report.details import details
 from stepscope.analysis.report.model import Report
-from stepscope.analysis.report.view import (
-    LABELS,
-    PHASE_PARTS,
-    SHORT_LABELS,
-    Bar,
-    evidence,
-    findings_note,
-    group_lines,
-    headline,
-    health_line,
-    mean_bar,
-    mesh_text,
-    notable,
-    overlap_rows,
-    pipeline_rows,
-    rank_bars,
-    rank_label,
-    scope,
-)
+from stepscope.analysis.report.tables import Detail
 
 STYLES = {
     "compute": "blue",
@@ -78,7 +61,7 @@ def blocks(report: Report, width: int) -> Iterator[RenderableType]:
     """The blocks of the report, from top to bottom, for a terminal of `width` columns."""
     yield _health(report)
     yield _title(report)
-    bar = mean_bar(report)
+    bar = view.mean_bar(report)
     if bar is None:
         yield Text("No whole step was recorded, so there are no means; the ledger of each step is in --json.")
     else:
@@ -87,15 +70,15 @@ def blocks(report: Report, width: int) -> Iterator[RenderableType]:
         yield from _section("By rank", _ranks(report, width))
     if report.pipeline.stages > 1:
         yield from _section("Pipeline", _pipeline(report))
-    if overlap_rows(report):
+    if view.overlap_rows(report):
         yield from _section("Overlap of communication with compute", _overlap(report))
     for detail in details(report):
         yield from _section(detail.title, _detail(detail))
     if report.stragglers:
         yield from _section("Stragglers, dearest first", _stragglers(report))
     yield from _section("Findings", _findings(report))
-    if findings_note(report):
-        yield Padding(Text(findings_note(report), style="dim"), (0, 0, 0, 2))
+    if view.findings_note(report):
+        yield Padding(Text(view.findings_note(report), style="dim"), (0, 0, 0, 2))
 
 
 def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
@@ -107,7 +90,7 @@ def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
 def _health(report: Report) -> RenderableType:
     ok = report.health.status == "ok"
     style = {"ok": "green", "touched": "yellow", "broken": "red"}[report.health.status]
-    lines = [Text.assemble(("✓ " if ok else "! ", f"bold {style}"), (health_line(report), style))]
+    lines = [Text.assemble(("✓ " if ok else "! ", f"bold {style}"), (view.health_line(report), style))]
     items = sorted(report.health.items, key=lambda item: (not item.broken, not item.touches))
     for item in items[:MOST_HEALTH]:
         touches = f" [{', '.join(item.touches)}]" if item.touches else ""
@@ -122,32 +105,32 @@ def _health(report: Report) -> RenderableType:
 def _title(report: Report) -> RenderableType:
     meta = report.meta
     where = "+".join(word for word in (meta.device, meta.backend) if word)
-    facts = [mesh_text(report), f"{meta.source}{f' on {where}' if where else ''}", scope(report)]
+    facts = [view.mesh_text(report), f"{meta.source}{f' on {where}' if where else ''}", view.scope(report)]
     line = Text.assemble((clean(report.name, 80), "bold"))
     return Group(Text(), line, Text(" · ".join(clean(fact) for fact in facts), style="dim"))
 
 
 def _headline(report: Report) -> RenderableType:
     line = Text.assemble("\nstep ", (units.duration(float(report.means.values["step_ns"])), "bold"))
-    for label, value, _ in headline(report):
+    for label, value, _ in view.headline(report):
         line.append(f"   {label} ")
         line.append(value, style="bold")
     return line
 
 
-def _terms(bar: Bar, width: int) -> RenderableType:
+def _terms(bar: view.Bar, width: int) -> RenderableType:
     table = Table(box=None, padding=(0, 1), show_header=False, pad_edge=False)
     table.add_column(min_width=21)
     table.add_column(justify="right", min_width=9)
     table.add_column(justify="right", min_width=7)
     table.add_column()
     room = max(min(width - 48, 60), 10)
-    phases = [part for part in bar.parts if part in PHASE_PARTS]
+    phases = [part for part in bar.parts if part in view.PHASE_PARTS]
     shown = [("compute", bar.compute_ns), *((part, bar.parts[part]) for part in phases)]
     shown += list(zip(TERMS[1:], bar.terms[1:], strict=True))
     for name, ns in shown:
-        inner = name in PHASE_PARTS
-        label = Text(f"  {LABELS[name]}" if inner else LABELS[name], style="dim" if inner else "")
+        inner = name in view.PHASE_PARTS
+        label = Text(f"  {view.LABELS[name]}" if inner else view.LABELS[name], style="dim" if inner else "")
         share = ns / bar.total_ns if bar.total_ns else None
         fill = Text() if name == "compute" and phases else _run_of(name, round(room * (share or 0)))
         table.add_row(label, units.duration(ns), units.share(share), fill)
@@ -158,7 +141,7 @@ def _run_of(part: str, cells: int) -> Text:
     return Text(FILL.get(part, "█") * cells, style=STYLES[part])
 
 
-def _stacked(bar: Bar, cells: int) -> Text:
+def _stacked(bar: view.Bar, cells: int) -> Text:
     """A bar of exactly `cells` characters; each part ends at its rounded cumulative share."""
     line, done, total = Text(), 0, 0.0
     for part, ns in bar.parts.items():
@@ -170,12 +153,12 @@ def _stacked(bar: Bar, cells: int) -> Text:
 
 
 def _ranks(report: Report, width: int) -> RenderableType:
-    bars = rank_bars(report)
+    bars = view.rank_bars(report)
     scale = units.time_scale([bar.total_ns for bar in bars])
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column(f"in {scale.unit}", no_wrap=True)
     for name in ("step", *TERMS):
-        table.add_column(SHORT_LABELS.get(name, name).replace(" ", "\n"), justify="right")
+        table.add_column(view.SHORT_LABELS.get(name, name).replace(" ", "\n"), justify="right")
     wide = width >= WIDE
     if wide:
         table.add_column("share of the step", no_wrap=True)
@@ -200,7 +183,7 @@ def _pipeline(report: Report) -> RenderableType:
     table.add_column("bubble")
     table.add_column("of the step", justify="right")
     table.add_column("of the microbatches' compute", justify="right")
-    for row in pipeline_rows(report):
+    for row in view.pipeline_rows(report):
         table.add_row(*row)
     return Group(Text(clean(", ".join(facts))), table)
 
@@ -211,7 +194,7 @@ def _overlap(report: Report) -> RenderableType:
         table.add_column(name)
     table.add_column("overlap efficiency", justify="right")
     table.add_column("comm overlap", justify="right")
-    for row in overlap_rows(report)[:MOST_ROWS]:
+    for row in view.overlap_rows(report)[:MOST_ROWS]:
         table.add_row(*(Text(clean(cell, 24)) for cell in row))
     return table
 
@@ -239,14 +222,14 @@ def _stragglers(report: Report) -> RenderableType:
     table.add_column("last to arrive", justify="right")
     table.add_column("cause")
     table.add_column("pattern")
-    worth = notable(report)
+    worth = view.notable(report)
     for one in worth[:MOST_STRAGGLERS]:
         cost = units.duration(one.cost_ns_per_step)
         words = (Text(one.cause or units.DASH), Text(one.pattern or units.DASH))
-        table.add_row(rank_label(report, one.rank), cost, units.counted(one.last_arrivals, "time"), *words)
+        table.add_row(view.rank_label(report, one.rank), cost, units.counted(one.last_arrivals, "time"), *words)
     rest = len(report.stragglers) - min(len(worth), MOST_STRAGGLERS)
     note = Text(f"{rest} more rank{'s' if rest != 1 else ''} cost next to nothing or less (--json)", style="dim")
-    groups = [Text(clean(line)) for line in group_lines(report)[:MOST_STRAGGLERS]] if worth else []
+    groups = [Text(clean(line)) for line in view.group_lines(report)[:MOST_STRAGGLERS]] if worth else []
     return Group(*([table] if worth else []), *([note] if rest else []), *groups)
 
 
@@ -258,7 +241,7 @@ def _findings(report: Report) -> RenderableType:
     table.add_column(overflow="fold")
     for index, finding in enumerate(report.findings):
         facts = f"{units.duration(finding.cost_ns_per_step)} a step · confidence {finding.confidence}"
-        where = evidence(report, index)
+        where = view.evidence(report, index)
         lines = [Text(clean(finding.text)), Text(f"{facts} · see {where}" if where else facts, style="dim")]
         lines += [Text.assemble(("try: ", "green"), clean(finding.advice))] if finding.advice else []
         table.add_row(Text(f"{index + 1}.", style="bold"), Group(*lines))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from stepscope.analysis import units
-from stepscope.analysis.causes.findings import LEAST_TERM
+from stepscope.analysis.causes.ground import LEAST_TERM
 from stepscope.analysis.causes.pipeline import stage_of
 from stepscope.analysis.causes.stragglers import NEGLIGIBLE, Straggler
 from stepscope.analysis.causes.summary import counted_rows, overlap_of, step_key
@@ -212,10 +212,11 @@ def headline(report: Report) -> list[tuple[str, str, str]]:
         ("comm overlap", units.share(comm), DEFINITIONS["comm_overlap"]),
         ("tokens/s", units.count(report.throughput.tokens_per_s), "Tokens of the global batch per second."),
     ]
-    if report.throughput.mfu is not None:
-        rows.append(
-            ("MFU", units.share(report.throughput.mfu), "Share of the devices' peak arithmetic that training used.")
-        )
+    each = units.count(report.throughput.tokens_per_s_per_device)
+    rows.append(("per device", each, "Tokens per second and device."))
+    rows.append(
+        ("MFU", units.share(report.throughput.mfu), "Share of the devices' peak arithmetic that training used.")
+    )
     return rows
 
 

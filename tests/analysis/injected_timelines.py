@@ -97,16 +97,16 @@ def late_host() -> Injected:
 
 
 def link_run(transfer: int) -> Run:
-    """Two stages, four microbatches one at a time; each forward message takes `transfer` ms, backward ones nothing."""
+    """Two stages, four microbatches one at a time; each forward message takes `transfer` ms, backward ones 1 ms."""
     line = Timeline(world=2, mesh={"pp": 2})
     line.group("pp", "pp", 0, 1)
-    length = 4 * (1 + transfer + 1 + 2 + 2)
+    length = 4 * (1 + transfer + 1 + 2 + 1 + 2)
     for number in range(STEPS):
         at = number * length
         line.step(at * MS, (at + length) * MS, number)
         for microbatch in range(4):
             place = {"microbatch": microbatch, "chunk": 0}
-            seq, waited = number * 4 + microbatch, at - (2 if microbatch else 0)  # rank 1 is free since its backward
+            seq, waited = number * 4 + microbatch, at - (2 if microbatch else 0)  # rank 1 is free since its send
             sent, there = at + 1, at + 1 + transfer
             line.compute(0, at * MS, sent * MS, phase="forward", stage=0, **place)
             line.message(
@@ -114,10 +114,10 @@ def link_run(transfer: int) -> Run:
             )
             line.compute(1, there * MS, (there + 1) * MS, phase="forward", stage=1, **place)
             line.compute(1, (there + 1) * MS, (there + 3) * MS, phase="backward", stage=1, **place)
-            back = (there + 3) * MS
-            line.message((back, back), (there * MS, back), 1, 0, "pp", 1000 + seq, stream="pp.backward", bytes=4096)
-            line.compute(0, back, back + 2 * MS, phase="backward", stage=0, **place)
-            at += 1 + transfer + 1 + 2 + 2
+            back = ((there + 3) * MS, (there + 4) * MS)
+            line.message(back, (there * MS, back[1]), 1, 0, "pp", 1000 + seq, stream="pp.backward", bytes=4096)
+            line.compute(0, back[1], back[1] + 2 * MS, phase="backward", stage=0, **place)
+            at += 1 + transfer + 1 + 2 + 1 + 2
     return line.run()
 
 
@@ -133,7 +133,7 @@ def slow_link() -> Injected:
         stage=1,
         straggler_cause=None,
         axis="pp receive",
-        finding="The pp receive is exposed for 12 ms a step (4 a step and rank of 4.096 kB)",
+        finding="The pp link from rank 0 to rank 1 (stage 0 to stage 1) is slow: a message of 4.096 kB takes 6 ms, 6 times",
         grows={"visible_comm": Fraction(1)},
     )
 

@@ -74,6 +74,37 @@ def test_collectives_have_a_row_a_rank_and_unknown_is_no_zero() -> None:
     assert empty.stragglers().columns.tolist() == ["rank", "last_arrivals", "cost_ns_per_step", "cause", "pattern"]
 
 
+def test_every_part_of_the_report_is_a_frame_with_units() -> None:
+    run = OpenedRun(pipeline_run(2, 4, 2, slow={1: 3}))
+    frames = {
+        name: getattr(run, name)()
+        for name in (
+            *("ledger", "summary", "classes", "throughput", "overlap", "collectives", "matching", "clocks"),
+            *("alpha_beta", "outliers", "links", "volumes", "memory", "experts", "idle", "compute_per_transfer"),
+            *("contention", "stragglers", "pipeline", "stages", "findings"),
+        )
+    }
+    listed = {word for word in (ROOT / "docs" / "python.md").read_text("utf-8").split("`") if word.startswith("run.")}
+    assert {f"run.{name}()" for name in frames} <= listed
+    public = {name for name, value in vars(OpenedRun).items() if not name.startswith("_") and callable(value)}
+    assert public == {*frames, "compare"}  # nothing is left out here
+    for name, frame in frames.items():
+        assert isinstance(frame, pd.DataFrame), name
+        for column in frame.columns:
+            words = str(column)
+            timed = any(word in words for word in ("alpha", "wait", "arrival", "cost", "transfer", "bound"))
+            assert not timed or words.endswith(UNITS), (name, column)
+    assert len(run.links()) == 4
+    assert run.throughput().isna().all(axis=None)
+    assert run.memory(of="peaks").empty and run.experts(by="expert").empty
+    for wrong in (lambda: run.memory(of="heap"), lambda: run.experts(by="layer")):
+        with pytest.raises(ValueError, match="say "):
+            wrong()
+
+
+UNITS = ("_ns", "_ns_per_step", "_us_per_mb", "last_arrivals", "bound")
+
+
 def test_comparing_in_frames() -> None:
     sides = []
     for length, batch in ((1000, 10), (1500, 20)):

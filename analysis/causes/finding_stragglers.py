@@ -1,0 +1,184 @@
+"""Findings about ranks: who keeps the others waiting, a stage that is late as a whole, a wait without equal, turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from statistics import median, quantiles
+
+from stepscope.analysis import units
+from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, Ground, finding
+from stepscope.analysis.causes.reasons import basis
+from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
+from stepscope.analysis.causes.summary import counted_rows
+from stepscope.analysis.records import Finding
+
+STANDS_OUT = 1.5
+"""A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
+
+ONE_OFF = 0.2
+"""A single wait of this share of the mean step, three times any other of the run, is told as a one-off."""
+
+WAITING = ("bubble_ns", "imbalance_ns", "stragglers")
+
+ADVICE = {
+    "slower compute": "compare its compute rows with its peers' (clocks, thermals, a shared host, more work on its shard)",
+    "late host": "look at what its host does in the gaps: data loading, garbage collection, logging, a blocking call",
+    "slower communication": "compare its transfers with its peers': link, placement, message sizes",
+    "data loading": "prepare its batches ahead: more loader workers, prefetching, a faster store",
+    "garbage collection": "collect garbage on all ranks at the same step (gc.disable(), then gc.collect() every so many steps)",
+    "expert load": "balance the experts: auxiliary loss or bias, a capacity, or the busy experts on different ranks",
+    "memory copies": "look at its copies: pinned memory, offloading, a copy that the others do not make",
+}
+
+
+def _waits(ground: Ground, rank: int) -> list[int]:
+    """The longest wait for `rank` in each counted step, ns."""
+    return [ground.blame.longest_wait_for(rank, step) for step in ground.means.steps]
+
+
+def persistently_late(ground: Ground) -> set[int]:
+    """The ranks that keep others waiting in most steps, for clearly longer than the median rank does."""
+    ranks, found = ground.means.ranks, set()
+    costs = sorted([one.cost_ns_per_step for one in ground.stragglers] + [0] * (len(ranks) - len(ground.stragglers)))
+    typical = costs[(len(costs) - 1) // 2] if costs else 0
+    for one in ground.stragglers:
+        mine = _waits(ground, one.rank)
+        usual = quantiles(mine, n=4)[0] if len(mine) > 1 else float(mine[0])
+        if usual >= LEAST_SHARE * ground.step_ns and one.cost_ns_per_step >= STANDS_OUT * typical:
+            found.add(one.rank)
+    return found
+
+
+def straggler_findings(ground: Ground, late: Set[int]) -> list[Finding]:
+    """One finding for every rank of `late`, one for a stage that is late as a whole; and one for a wait without equal.
+
+    `late`: the ranks that keep others waiting in most steps; any other can have a one-off.
+    """
+    steps = ground.means.steps
+    waits = {one.rank: _waits(ground, one.rank) for one in ground.stragglers}
+    every = sorted(wait for line in waits.values() for wait in line)
+    stages = _late_stages(ground, late)
+    found = [_late_stage(ground, stage, of) for stage, of in stages.items()]
+    for one in ground.stragglers:
+        mine = waits[one.rank]
+        if ground.stage_of(one.rank) in stages:
+            continue
+        if one.rank in late:
+            found.append(_persistent(ground, one, median(mine)))
+        elif len(steps) > 1 and max(mine) == every[-1] >= ONE_OFF * ground.step_ns and every[-1] > 3 * every[-2]:
+            found.append(_one_off(ground, one, mine))
+    return found
+
+
+def _name(ground: Ground, rank: int) -> str:
+    places = ground.meta.coords[rank] if rank < len(ground.meta.coords) else {}
+    named = [f"{axis}{place}" for axis, place in places.items() if ground.meta.mesh.get(axis, 1) > 1]
+    return f"rank {rank}" + (f" ({' '.join(named)})" if named else "")
+
+
+def _persistent(ground: Ground, one: Straggler, cost: float) -> Finding:
+    why = _why(ground, one)
+    others = ground.parts[ground.parts["step"].isin(ground.means.steps)]["match_id"].nunique()
+    last = f"; last to arrive in {one.last_arrivals} of {others} communications" if one.last_arrivals else ""
+    text = f"{_name(ground, one.rank)} keeps others waiting for {units.duration(cost)} a step{why}{last}"
+    confidence = ground.sure if one.cause else "medium"
+    advice = ADVICE.get(one.cause or "", "compare its timeline with that of a rank with the same work")
+    return finding(ground, text, cost, confidence, advice, WAITING, rank=one.rank, **_longest_wait(ground, one.rank))
+
+
+def _late_stages(ground: Ground, late: Set[int]) -> dict[int, list[Straggler]]:
+    """Pipeline stages of two ranks or more that are all late for the same reason -> their ranks, dearest first."""
+    found: dict[int, list[Straggler]] = {}
+    for stage in sorted({ground.stage_of(rank) for rank in late} - {-1}):
+        ranks = [rank for rank in ground.means.ranks if ground.stage_of(rank) == stage]
+        of = [one for one in ground.stragglers if one.rank in ranks]
+        if 1 < len(ranks) < len(ground.means.ranks) and late >= set(ranks) and len({one.cause for one in of}) == 1:
+            found[stage] = of
+    return found
+
+
+def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler]) -> Finding:
+    cost, first = max(median(_waits(ground, one.rank)) for one in of), of[0]
+    ranks = ", ".join(str(one.rank) for one in sorted(of, key=lambda one: one.rank))
+    text = (
+        f"stage {stage} (ranks {ranks}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first)}"
+    )
+    advice = f"give stage {stage} fewer layers, or layers that cost less; if its work is equal, look at its hosts"
+    confidence = ground.sure if first.cause else "medium"
+    return finding(
+        ground, text, cost, confidence, advice, WAITING, rank=first.rank, **_longest_wait(ground, first.rank)
+    )
+
+
+def _why(ground: Ground, one: Straggler) -> str:
+    """`: slower compute, 30 ms more in forward than its peers`."""
+    if one.cause is None:
+        return ""
+    rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
+    ledger, wait = Excess(rows), sum(_waits(ground, one.rank)) / len(ground.means.steps)
+    _, peers = explained(ledger, one.rank, ground.means.ranks, wait, ground.stage_of)
+    outside = ground.stage_of(peers[0]) != ground.stage_of(one.rank) and -1 not in map(ground.stage_of, peers)
+    than = "the other stages" if outside else "its peers"
+    columns = [name for name in comparable(one.rank, peers, ground.stage_of) if CAUSES[name] == basis(one.cause)]
+    excess, column = max((ledger.of(one.rank, peers, name), name) for name in columns)
+    phase = ""
+    if column == "start_ns":
+        return f": {one.cause}, its step begins {units.duration(excess)} after its peers'"
+    if column == "compute_ns":
+        counted = ground.classes[ground.classes["step"].isin(ground.means.steps)]
+        phases = counted[counted["class"].str.startswith("compute ")]
+        by_phase = {
+            str(name).removeprefix("compute "): Excess(part).of(one.rank, peers, "ns")
+            for name, part in phases.groupby("class")
+            if set(part["rank"]) >= {one.rank, *peers}
+        }
+        most = max(by_phase, key=lambda name: by_phase[name], default="")
+        phase = f" in {most.replace('_', ' ')}" if most and most != "other" and by_phase[most] > excess / 2 else ""
+    return f": {one.cause}, {units.duration(excess)} more{phase} than {than}"
+
+
+def _one_off(ground: Ground, one: Straggler, waits: Sequence[int]) -> Finding:
+    at = max(range(len(waits)), key=lambda i: waits[i])
+    step = ground.means.steps[at]
+    text = f"{_name(ground, one.rank)} kept others waiting for {units.duration(waits[at])} once, in step {step}"
+    cost = waits[at] / len(waits)
+    where = _longest_wait(ground, one.rank, step)
+    advice = (
+        "look at that step alone: a one-off pause (garbage collection, checkpoint, another job) is no tuning problem"
+    )
+    return finding(ground, text, cost, "medium", advice, WAITING, rank=one.rank, **where)
+
+
+def _longest_wait(ground: Ground, rank: int, step: int | str | None = None) -> dict[str, object]:
+    """Step, operation of `rank` and interval of the longest single wait for `rank` in counted steps."""
+    steps = set(ground.means.steps) if step is None else {step}
+    waits = [w for line in ground.waits.values() for w in line if w.on == rank and w.step in steps]
+    if not waits:
+        return {"step": step}
+    longest = max(waits, key=lambda w: (w.end_ns - w.start_ns, -w.start_ns))
+    parts = ground.parts[(ground.parts["match_id"] == longest.match) & (ground.parts["rank"] == rank)]
+    op_id = int(parts["op_id"].iloc[0]) if len(parts) else -1
+    return {
+        "step": longest.step,
+        "op_id": op_id if op_id >= 0 else None,
+        "start_ns": longest.start_ns,
+        "end_ns": longest.end_ns,
+    }
+
+
+def turns(ground: Ground, named: Set[int]) -> list[Finding]:
+    """Imbalance that no single rank explains."""
+    imbalance = ground.mean("imbalance_ns")
+    explained = sum(
+        counter[rank]
+        for step in ground.means.steps
+        for counter in ground.blame.charged.get(step, {}).values()
+        for rank in counter
+        if rank in named
+    ) / (len(ground.means.steps) * len(ground.means.ranks))
+    left = imbalance - explained
+    if left < LEAST_TERM * ground.step_ns:
+        return []
+    text = f"ranks wait {units.duration(left)} a step for each other by turns, with no rank that stands out"
+    advice = "more even work per step or fewer synchronisations; on shared cores this is their noise"
+    return [finding(ground, text, left, "low", advice, WAITING)]

@@ -1,0 +1,145 @@
+"""Tables about what ranks do beside communicating: stage balance, memory, experts, idle time, contention."""
+
+from __future__ import annotations
+
+from stepscope.analysis import units
+from stepscope.analysis.causes.volumes import AS_PREDICTED
+from stepscope.analysis.report.model import Report
+from stepscope.analysis.report.tables import Detail, times, word
+from stepscope.analysis.report.view import rank_label, spans
+
+
+def memory(report: Report) -> Detail | None:
+    """One row a rank: its state, beside theory where they differ, and its largest total."""
+    state, peaks = report.memory.state, report.memory.peaks
+    kinds = list(dict.fromkeys(state["kind"]))
+    heads = ("rank", *kinds, "activations|Largest.", "peak|State on the device and activations.", "in phase", "theory")
+    rows = []
+    for rank, part in state.groupby("rank"):
+        sizes = dict(zip(part["kind"], part["bytes"], strict=True))
+        odd = [
+            f"{row['kind']} {row['verdict']}" for _, row in part.iterrows() if row["verdict"] not in (AS_PREDICTED, "")
+        ]
+        told = "; ".join(odd) or (AS_PREDICTED if (part["verdict"] == AS_PREDICTED).any() else units.DASH)
+        mine = peaks[peaks["rank"] == rank].to_dict("records")
+        most = max(mine, key=lambda row: row["total_bytes"], default=None)
+        numbers = ["activation_bytes", "total_bytes"]
+        held = [units.DASH] * 3 if most is None else [*(units.size(most[n]) for n in numbers), str(most["phase"])]
+        rows.append([rank_label(report, int(str(rank))), *(units.size(sizes.get(kind)) for kind in kinds), *held, told])
+    of = "Bytes recorded on each rank, the largest of all steps, beside what ZeRO's arithmetic says of the state."
+    short = ""
+    if len(peaks) and set(state["verdict"]) == {AS_PREDICTED}:
+        top = max(peaks.to_dict("records"), key=lambda row: row["total_bytes"])
+        short = f"model state as predicted on all ranks; peak {units.size(top['total_bytes'])} on rank {top['rank']} in {top['phase']}"
+    return Detail("Memory", of, heads, rows, 1, short=short)
+
+
+def experts(report: Report) -> Detail | None:
+    heads = (
+        *("rank", "tokens a step", "of the mean|Beside the ranks of its stage: the largest is the skew."),
+        *("exchanges a step", "transferring", "waiting|For the others, in exchanges."),
+    )
+    rows = [
+        [
+            rank_label(report, int(row["rank"])),
+            units.count(row["tokens_per_step"]),
+            times(row["relative_load"]),
+            units.count(row["exchanges_per_step"]),
+            *(units.duration(row[f"exchange_{name}_ns_per_step"]) for name in ("transfer", "wait")),
+        ]
+        for _, row in report.experts.ranks.iterrows()
+    ]
+    of = "Tokens that each rank's experts took, busiest first: it decides how long an exchange takes."
+    return Detail("Experts by rank", of, heads, rows)
+
+
+def loads(report: Report) -> Detail | None:
+    heads = ("layer", "expert", "on ranks", "tokens a step", "of the mean|Beside the layer's experts.")
+    rows = [
+        [
+            *(str(row[name]) for name in ("layer", "expert")),
+            ", ".join(str(rank) for rank in row["ranks"]),
+            units.count(row["tokens_per_step"]),
+            times(row["relative_load"]),
+        ]
+        for _, row in report.experts.loads.iterrows()
+    ]
+    short = ""
+    if rows:
+        top = report.experts.loads.iloc[0]
+        short = (
+            f"expert {top['expert']} of layer {top['layer']} takes {times(top['relative_load'])} the mean of its layer"
+        )
+    of = "Tokens that each expert took, over all its copies."
+    return Detail("Experts, busiest first", of, heads, rows, 3, short=short)
+
+
+WHY_IDLE = {
+    "synchronisation": "A call of the host waits for the device (or did when it ran dry).",
+    "launch_bound": "The next operation was launched only after the device had run dry.",
+    "queued": "The rank waits for a communication that has not begun.",
+    "hand_over": "A communication has been issued; the rank has not gone on, and it has not begun.",
+    "host_work": "Rows of the host are recorded, and nothing tells when the next operation was launched.",
+    "head": "Before the first operation of the step.",
+    "tail": "After the last operation of the step.",
+    "unexplained": "None of these: rows do not tell.",
+}
+
+
+def idle(report: Report) -> Detail | None:
+    """Means over counted ranks and steps; only reasons that occur."""
+    rows = report.idle
+    rows = rows[rows["rank"].isin(report.means.ranks) & rows["step"].isin(report.means.steps)]
+    whole = float(rows["idle_ns"].mean()) if len(rows) else 0.0
+    cells = []
+    for reason, meaning in WHY_IDLE.items():
+        ns = float(rows[f"{reason}_ns"].mean()) if len(rows) else 0.0
+        if ns > 0:
+            cells.append((ns, [reason.replace("_", " "), units.duration(ns), units.share(ns / whole), meaning]))
+    cells.sort(key=lambda cell: -cell[0])
+    of = "Why nothing was in flight, the first reason that applies; means of a rank and step."
+    heads = ("reason", "idle", "share", "meaning")
+    return Detail("Idle time explained", of, heads, [row for _, row in cells], 1, page_only=("meaning",))
+
+
+def contention(report: Report) -> Detail | None:
+    heads = (
+        *("kernel", "beside a transfer|How many ran so.", "alone", "mean beside", "mean alone"),
+        *("contention|Mean beside / mean alone.", "lost a step"),
+    )
+    rows = [
+        [
+            word(row["name"]),
+            *(str(row[name]) for name in ("inside", "outside")),
+            *(units.duration(row[f"{name}_ns"]) for name in ("inside", "outside")),
+            times(row["contention"]),
+            units.signed_duration(row["extra_ns_per_step"]),
+        ]
+        for _, row in report.contention.iterrows()
+    ]
+    of = "The same kernel beside a transfer and without any communication: what overlap costs the compute."
+    return Detail("Contention", of, heads, rows, page_only=("mean beside", "mean alone"))
+
+
+def stages(report: Report) -> Detail | None:
+    heads = (
+        *("stage", "ranks", "compute|Of a rank's microbatches in a step.", "of the mean|Beside the other stages."),
+        *(
+            "bubble",
+            "imbalance",
+            "head of line|Waiting for what had queued behind another communication on its stream.",
+        ),
+    )
+    waits = ("bubble_ns_per_step", "imbalance_ns_per_step", "head_of_line_ns_per_step")
+    rows = [
+        [
+            str(row["stage"]),
+            spans(row["ranks"]),
+            units.duration(row["compute_ns_per_step"]),
+            times(row["relative_compute"]),
+            *(units.duration(row[name]) for name in waits),
+        ]
+        for _, row in report.stages.iterrows()
+    ]
+    of = "The slowest stage sets the pipeline's rate. Means of a rank and step."
+    return Detail("Stage balance", of, heads, rows, 2)
