@@ -222,9 +222,14 @@ def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
 
 
 def written(task: Task, rank: int, result: RankFile) -> Entry:
-    """Write one rank into the store under way; its entry."""
+    """Write one rank, which is in memory, into the store under way; its entry."""
     result.data.events["rank"] = np.broadcast_to(np.int32(rank), len(result.data.events["start_ns"]))
     entry = store.write_rank(task.directory, task.build, rank, result.data)
+    return with_facts(task, rank, result, entry)
+
+
+def with_facts(task: Task, rank: int, result: RankFile, entry: Entry) -> Entry:
+    """The entry of a rank that was written, with what is said about it."""
     health = store.health_to_json([changed(item, rank=rank, file=task.file) for item in result.health])
     return entry | {"file": task.file, "facts": result.facts, "health": health}
 

@@ -1,7 +1,6 @@
 """What communication rows say about themselves: collective, group, peers, element counts and message size.
 
-Kernels of older traces say nothing: then the host's `record_param_comms` row with the same external id speaks for them,
-and for the collective alone the annotation (`nccl:all_to_all`) around their launch, or their own name.
+Kernels of older traces say nothing: then the host's rows speak for them (undescribed.py), or their own name.
 """
 
 from __future__ import annotations
@@ -12,21 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.ingest.raw import MISSING, Interner, Raw, is_constant, own
+from stepscope.analysis.ingest.raw import Interner, Question, Raw, own
 from stepscope.analysis.ingest.rules import Rules, collective_of_kernel
+from stepscope.analysis.ingest.undescribed import Calls
 from stepscope.analysis.run import Columns
 from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, code_of
 
-_COMM, _WAIT, _HOST = (KINDS.index(kind) for kind in ("comm", "wait", "host"))
+_COMM, _WAIT = (KINDS.index(kind) for kind in ("comm", "wait"))
 _SEND, _RECEIVE, _RING = (code_of(COLLECTIVES, word) for word in ("send", "receive", "ring_shift"))
-_NEVER_SEND_RECEIVE = tuple(code_of(COLLECTIVES, word) for word in ("all_reduce", "reduce", "broadcast", "barrier"))
-"""Collectives that NCCL never runs as its SendRecv kernel: an annotation that says so is about another kernel."""
-
-_DESCRIPTION = (
-    *("in_elements", "out_elements", "seq", "source_rank", "destination_rank", "root_rank"),
-    *("collective", "dtype", "group_name", "group_description", "group_ranks"),
-)
-"""What a kernel inherits from the call that launched it."""
 
 _FILLED = (
     "collective",
@@ -53,99 +45,97 @@ ELEMENT_BYTES = {
 """Data type as any writer names it (letters and digits, lower case) -> bytes of one element."""
 
 
-def fill(
-    raw: Raw, events: Columns, launches: np.ndarray, rules: Rules, names: Interner, ours: bool
-) -> list[dict[str, Any]]:
-    """Fill the communication columns of `events` in place (same row order as `raw`).
+class Filler:
+    """Fills the communication columns of one file's rows, chunk by chunk, and keeps what it learns of the groups."""
 
-    Returns the groups that this file knows: name, axis and ranks.
-    """
-    rows = np.flatnonzero((events["kind"] == _COMM) | (events["kind"] == _WAIT))
-    if not len(rows):
-        return []
-    columns = dict(raw.columns)
-    if not ours:
-        _inherit(raw, columns, events)
-    for column in _FILLED:
-        own(events, column)
-    _fill_collective(raw, columns, events, rows, rules)
-    if not ours:
-        _collective_from_launch(raw, events, launches, rules)
-    for column in ("seq", "in_elements", "out_elements"):
-        values = columns[column][rows]
-        events[column][rows] = np.where(values >= 0, values, -1)
-    events["dtype_id"][rows] = raw.ask(columns["dtype"][rows], names.code, -1, np.int32)
-    _fill_bytes(raw, columns, events, rows)
-    _fill_peers(columns, events, rows)
-    return _fill_groups(raw, columns, events, rows, rules, names, ours)
+    def __init__(self, rules: Rules, names: Interner, calls: Calls | None, header: dict[str, Any]) -> None:
+        """`calls`: what host rows say of undescribed kernels; None for our own files, whose rows say all themselves."""
+        self._rules, self._names, self._calls = rules, names, calls
+        self._collective = Question(rules.collective, -1, np.int8)
+        self._of_kernel = Question(lambda name: collective_of_kernel(name.removeprefix("void ")), -1, np.int8)
+        self._dtype = Question(names.code, -1, np.int32)
+        self._element = Question(_element_bytes, -1, np.int64)
+        self._configured = _configured_groups(header)
+        self._known: dict[tuple[int, ...], tuple[int, int]] = {}  # codes of a row's three texts -> group id, axis
+        self.groups: dict[str, dict[str, Any]] = {}
 
+    def fill(self, raw: Raw, events: Columns) -> None:
+        """Fill the columns of `events` in place (same row order as `raw`)."""
+        rows = np.flatnonzero((events["kind"] == _COMM) | (events["kind"] == _WAIT))
+        if not len(rows):
+            return
+        columns = dict(raw.columns)
+        if self._calls is not None:
+            self._calls.inherit(columns, events["kind"])
+        for column in _FILLED:
+            own(events, column)
+        self._fill_collective(raw, columns, events, rows)
+        if self._calls is not None:
+            self._calls.collectives(raw.strings, events, columns["name"])
+        for column in ("seq", "in_elements", "out_elements"):
+            values = columns[column][rows]
+            events[column][rows] = np.where(values >= 0, values, -1)
+        events["dtype_id"][rows] = self._dtype(raw.strings, columns["dtype"][rows])
+        self._fill_bytes(raw, columns, events, rows)
+        _fill_peers(columns, events, rows)
+        self._fill_groups(raw, columns, events, rows)
 
-def _inherit(raw: Raw, columns: Columns, events: Columns) -> None:
-    """Copy the description of `record_param_comms` onto the kernels that it launched (same external id)."""
-    external, described = columns["external_id"], columns["collective"] >= 0
-    calls = np.flatnonzero((events["kind"] == _HOST) & described & (external != MISSING))
-    bare = np.flatnonzero((events["kind"] == _COMM) & ~described & (external != MISSING))
-    waits = {code for code, text in enumerate(raw.strings) if text == "wait"}
-    calls = calls[[code not in waits for code in columns["collective"][calls].tolist()]]
-    if not len(calls) or not len(bare):
-        return
-    calls = calls[np.argsort(external[calls], kind="stable")]
-    found = np.minimum(np.searchsorted(external[calls], external[bare]), len(calls) - 1)
-    same = external[calls[found]] == external[bare]
-    for column in _DESCRIPTION:
-        if not is_constant(columns[column]):
-            columns[column] = columns[column].copy()
-            columns[column][bare[same]] = columns[column][calls[found[same]]]
+    def _fill_collective(self, raw: Raw, columns: Columns, events: Columns, rows: np.ndarray) -> None:
+        """By what the row says, else by a kernel's own name."""
+        told = self._collective(raw.strings, columns["collective"][rows])
+        guess = self._of_kernel(raw.strings, columns["name"][rows])
+        known = events["collective"][rows]
+        events["collective"][rows] = np.where(told >= 0, told, np.where(known >= 0, known, guess))
 
+    def _fill_bytes(self, raw: Raw, columns: Columns, events: Columns, rows: np.ndarray) -> None:
+        """Message size where it is not recorded: elements times element size, counted as nccl-tests does."""
+        unknown = rows[(events["bytes"][rows] < 0) & (events["kind"][rows] == _COMM)]
+        size = self._element(raw.strings, columns["dtype"][unknown])
+        given, received = events["in_elements"][unknown], events["out_elements"][unknown]
+        whole_output = events["collective"][unknown] == code_of(COLLECTIVES, "all_gather")
+        from_peer = events["collective"][unknown] == _RECEIVE
+        elements = np.where(whole_output | from_peer, received, given)
+        usable = (size > 0) & (elements >= 0) & (elements < (1 << 58))
+        events["bytes"][unknown] = np.where(usable, elements * size, -1)
 
-def _fill_collective(raw: Raw, columns: Columns, events: Columns, rows: np.ndarray, rules: Rules) -> None:
-    """By what the row says, else by a kernel's own name."""
-    told = raw.ask(columns["collective"][rows], rules.collective, -1, np.int8)
-    guess = raw.ask(columns["name"][rows], lambda name: collective_of_kernel(name.removeprefix("void ")), -1, np.int8)
-    known = events["collective"][rows]
-    events["collective"][rows] = np.where(told >= 0, told, np.where(known >= 0, known, guess))
+    def _fill_groups(self, raw: Raw, columns: Columns, events: Columns, rows: np.ndarray) -> None:
+        """`group_id`, and the axis where only the group's description tells it; the groups found."""
+        parts = ("group_name", "group_description", "group_ranks")
+        # a code has less than 21 bits (reading.MAX_TEXTS)
+        key = np.zeros(len(rows), np.int64)
+        for part in parts:
+            key = (key << 21) + columns[part][rows] + 1
+        distinct, inverse = np.unique(key, return_inverse=True)
+        triples = np.stack([(distinct >> shift) % (1 << 21) - 1 for shift in (42, 21, 0)], axis=1)
+        found = [self._group(raw.strings, tuple(triple)) for triple in triples.tolist()]
+        ids, axes = np.array(found, np.int64).T
+        events["group_id"][rows] = ids[inverse]
+        told = events["axis"][rows]
+        events["axis"][rows] = np.where(told >= 0, told, axes[inverse])
+        of_both = (events["axis"][rows] >= 0) & (events["group_id"][rows] >= 0)
+        for pair in np.unique(
+            (events["group_id"][rows[of_both]].astype(np.int64) << 8) + events["axis"][rows[of_both]]
+        ):
+            self.groups[self._names.strings[int(pair) >> 8]]["axis"] = AXES[int(pair) & 255]
 
-
-def _collective_from_launch(raw: Raw, events: Columns, launches: np.ndarray, rules: Rules) -> None:
-    """Kernels of unknown collective: the `nccl:*` annotation around the call that launched them, on its thread."""
-    columns = raw.columns
-    bare = np.flatnonzero((events["kind"] == _COMM) & (events["collective"] < 0) & (events["launch_id"] >= 0))
-    calls = np.flatnonzero(launches & (events["launch_id"] >= 0))
-    marks = np.flatnonzero(
-        (events["kind"] == _HOST)
-        & raw.ask(columns["name"], lambda name: name.startswith(("nccl:", "rccl:")), False, bool)
-        & (events["dur_ns"] > 0)
-    )
-    if not len(bare) or not len(calls) or not len(marks):
-        return
-    calls = calls[np.argsort(events["launch_id"][calls], kind="stable")]
-    found = np.minimum(np.searchsorted(events["launch_id"][calls], events["launch_id"][bare]), len(calls) - 1)
-    same = events["launch_id"][calls[found]] == events["launch_id"][bare]
-    start, end = events["start_ns"], events["start_ns"] + events["dur_ns"]
-    for row, call in zip(bare[same].tolist(), calls[found[same]].tolist(), strict=True):
-        around = marks[
-            (columns["pid"][marks] == columns["pid"][call])
-            & (columns["tid"][marks] == columns["tid"][call])
-            & (start[marks] <= start[call])
-            & (start[call] < end[marks])
-        ]
-        if len(around):
-            innermost = around[int(np.argmax(start[around]))]
-            found_code = rules.collective(raw.strings[columns["name"][innermost]])
-            if found_code not in _NEVER_SEND_RECEIVE or "SendRecv" not in raw.strings[columns["name"][row]]:
-                events["collective"][row] = found_code
-
-
-def _fill_bytes(raw: Raw, columns: Columns, events: Columns, rows: np.ndarray) -> None:
-    """Message size where it is not recorded: elements times element size, counted as nccl-tests does."""
-    unknown = rows[(events["bytes"][rows] < 0) & (events["kind"][rows] == _COMM)]
-    size = raw.ask(columns["dtype"][unknown], _element_bytes, -1, np.int64)
-    given, received = events["in_elements"][unknown], events["out_elements"][unknown]
-    whole_output = events["collective"][unknown] == code_of(COLLECTIVES, "all_gather")
-    from_peer = events["collective"][unknown] == _RECEIVE
-    elements = np.where(whole_output | from_peer, received, given)
-    usable = (size > 0) & (elements >= 0) & (elements < (1 << 58))
-    events["bytes"][unknown] = np.where(usable, elements * size, -1)
+    def _group(self, strings: list[str], codes: tuple[int, ...]) -> tuple[int, int]:
+        """Group id and axis of a row with these texts (name, description, ranks)."""
+        known = self._known.get(codes)
+        if known is not None:
+            return known
+        name, description, listed = (strings[code] if code >= 0 else "" for code in codes)
+        configured = self._configured.get(name, {})
+        ranks = _ranks(listed) or configured.get("ranks", ())
+        description = description or configured.get("description", "")
+        found = (-1, -1)
+        if name or ranks:
+            label = name if self._calls is None else group_label(name, ranks)
+            axis = self._rules.axis(description or name)
+            found = (self._names.code(label), axis)
+            group = self.groups.setdefault(label, {"name": label, "axis": AXES[axis] if axis >= 0 else "", "ranks": []})
+            group["ranks"] = group["ranks"] or list(ranks)
+        self._known[codes] = found
+        return found
 
 
 def _element_bytes(dtype: str) -> int:
@@ -162,41 +152,6 @@ def _fill_peers(columns: Columns, events: Columns, rows: np.ndarray) -> None:
     events["peer_from"][rows] = np.where((peer_from >= 0) & (peer_from < 1 << 31), peer_from, -1)
 
 
-def _fill_groups(
-    raw: Raw, columns: Columns, events: Columns, rows: np.ndarray, rules: Rules, names: Interner, ours: bool
-) -> list[dict[str, Any]]:
-    """`group_id`, and the axis where only the group's description tells it; the groups found."""
-    configured = _configured_groups(raw)
-    parts = ("group_name", "group_description", "group_ranks")
-    codes = np.stack([columns[part][rows].astype(np.int64) for part in parts], axis=1)
-    distinct, inverse = np.unique(codes, axis=0, return_inverse=True) if len(rows) else (codes, np.zeros(0, np.int64))
-    groups: dict[str, dict[str, Any]] = {}
-    ids, axes = [], []
-    for triple in distinct.tolist():
-        name, description, listed = (raw.strings[code] if code >= 0 else "" for code in triple)
-        known = configured.get(name, {})
-        ranks = _ranks(listed) or known.get("ranks", ())
-        description = description or known.get("description", "")
-        if not name and not ranks:
-            ids.append(-1)
-            axes.append(-1)
-            continue
-        label = name if ours else group_label(name, ranks)
-        axis = rules.axis(description or name)
-        ids.append(names.code(label))
-        axes.append(axis)
-        groups[label] = {"name": label, "axis": AXES[axis] if axis >= 0 else "", "ranks": list(ranks)}
-    if len(rows):
-        inverse = inverse.reshape(-1)
-        events["group_id"][rows] = np.array(ids, np.int32)[inverse]
-        told = events["axis"][rows]
-        events["axis"][rows] = np.where(told >= 0, told, np.array(axes, np.int8)[inverse])
-    for row_axis, label_id in zip(events["axis"][rows].tolist(), events["group_id"][rows].tolist(), strict=True):
-        if row_axis >= 0 and label_id >= 0:
-            groups[names.strings[label_id]]["axis"] = AXES[row_axis]
-    return list(groups.values())
-
-
 def group_label(name: str, ranks: tuple[int, ...]) -> str:
     """A group's name that is the same on all its ranks and on no other group: `1 [0-3]`, `2 [0,4,8]`."""
     runs: list[list[int]] = []
@@ -209,9 +164,9 @@ def group_label(name: str, ranks: tuple[int, ...]) -> str:
     return f"{name} [{listed}]".strip() if ranks else name
 
 
-def _configured_groups(raw: Raw) -> dict[str, dict[str, Any]]:
+def _configured_groups(header: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Group name -> description and ranks, from the header's `pg_config`."""
-    info = raw.header.get("distributedInfo")
+    info = header.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
     groups = {}
     for group in listed if isinstance(listed, list) else ():

@@ -3,155 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analysis.ingest.raw import MISSING, Raw
+from stepscope.analysis.ingest.raw import Raw
 from stepscope.analysis.run import Columns
-from stepscope.analysis.units import counted
-from stepscope.tracer.schema import FLAG_IMPOSSIBLE, FLAG_PARTIAL, KINDS, STEP_ANNOTATION, Lane
 
 Note = Callable[..., None]
 """`note(code, text, touches=..., offset=...)` adds one health item."""
 
-IMPOSSIBLE_FACTOR = 10
-"""A duration is implausible from this multiple of the median of its name."""
-
 FARTHEST_NS = 1 << 61
 """Stamps and durations beyond are no times (and their sums would not fit)."""
 
-_BEGIN = 4  # code of `B` among the letters of rows that have an extent
+LETTERS = "XiIRBE"
+"""Kinds of events that have an extent: complete ones, instants, begins and ends."""
 
-_HOST, _WAIT = KINDS.index("host"), KINDS.index("wait")
+BEGIN = 4
+"""Code of `B` among LETTERS; `E` follows."""
 
 
-def select_rows(raw: Raw, note: Note) -> Raw:
-    """The rows that have an extent: complete ones, begin-end pairs (joined), and instants (length 0).
+class Pairs:
+    """Begin and end rows of a whole file: an end closes the last open begin of its thread."""
 
-    Metadata, counters and flows are used elsewhere or say nothing that ids do not say.
-    """
-    letters = raw.ask(raw.columns["ph"], lambda ph: "XiIRBE".find(ph) if len(ph) == 1 else -1, -1, np.int8)
-    columns = raw.columns
-    timed = (columns["ts"] != MISSING) & (np.abs(columns["ts"]) < FARTHEST_NS)
-    complete = letters == 0
-    instants = (letters > 0) & (letters <= 3)
-    pairs = letters >= _BEGIN
-    lost = int((complete & ~timed).sum())
-    if lost:
-        note(
-            "no_time", f"{counted(lost, 'row has', 'rows have')} no readable time stamp: left out", touches=("ledger",)
-        )
-    endless = complete & timed & ((columns["dur"] == MISSING) | (columns["dur"] > FARTHEST_NS))
-    negative = complete & timed & (columns["dur"] < 0) & ~endless
-    for code, rows, what in (
-        ("no_duration", endless, "no readable duration"),
-        ("negative_duration", negative, "a negative duration"),
-    ):
-        if rows.any():
-            note(
-                code,
-                f"{counted(int(rows.sum()), 'row has', 'rows have')} {what}: kept with length 0",
-                touches=("ledger",),
-            )
-    keep = timed & (complete | instants)
-    if pairs.any():
-        begins, lengths = _pair(raw, np.flatnonzero(pairs & timed), letters, note)
-        columns = dict(columns)
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] = []  # int64 [6, row]: chunk, row in it, time, pid, tid, is it a begin
+        self._lengths: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # chunk -> rows of closed begins, their lengths
+        self._all: dict[int, np.ndarray] = {}  # chunk -> all rows of pairs
+
+    def add(self, number: int, chunk: Raw, letters: np.ndarray) -> None:
+        """Those of one chunk; `letters` are its rows' codes in LETTERS."""
+        rows = np.flatnonzero(letters >= BEGIN)
+        columns = chunk.columns
+        parts = (np.full(len(rows), number), rows, columns["ts"][rows], columns["pid"][rows], columns["tid"][rows])
+        self._rows.append(np.stack([*(part.astype(np.int64) for part in parts), letters[rows] == BEGIN]))
+        self._all[number] = rows
+
+    def settle(self, note: Note) -> None:
+        """Join them."""
+        if not self._rows:
+            return
+        whole = np.concatenate(self._rows, axis=1)
+        self._rows = []
+        whole = whole[:, np.argsort(whole[2], kind="stable")]
+        stacks: dict[tuple[int, int], list[int]] = {}
+        begins, lengths, loose = [], [], 0
+        times = whole[2].tolist()
+        for index, (pid, tid, opens) in enumerate(whole[3:].T.tolist()):
+            stack = stacks.setdefault((pid, tid), [])
+            if opens:
+                stack.append(index)
+            elif stack:
+                begins.append(stack.pop())
+                lengths.append(times[index] - times[begins[-1]])
+            else:
+                loose += 1
+        loose += sum(map(len, stacks.values()))
+        if loose:
+            note("loose_pairs", f"{loose} begin or end rows have no partner: left out", touches=("ledger",))
+        closed, length = whole[:2, np.array(begins, np.int64)], np.array(lengths, np.int64)
+        for number in self._all:
+            here = closed[0] == number
+            self._lengths[number] = (closed[1][here], length[here])
+
+    def apply(self, number: int, columns: Columns) -> np.ndarray | None:
+        """Give the begins of one chunk their lengths, in place; which rows to keep (None: all)."""
+        if number not in self._all:
+            return None
+        rows, lengths = self._lengths[number]
         columns["dur"] = columns["dur"].copy()
-        columns["dur"][begins] = lengths
-        keep[begins] = True
-        raw = replace(raw, columns=columns)
-    raw = raw.take(keep)
-    dur = raw.columns["dur"]
-    raw.columns["dur"] = np.where((dur < 0) | (dur > FARTHEST_NS), 0, dur)
-    return raw
-
-
-def _pair(raw: Raw, rows: np.ndarray, letters: np.ndarray, note: Note) -> tuple[np.ndarray, np.ndarray]:
-    """Begin rows and their lengths: an end closes the last open begin of its thread."""
-    columns = raw.columns
-    rows = rows[np.argsort(columns["ts"][rows], kind="stable")]
-    stacks: dict[tuple[int, int], list[int]] = {}
-    begins, lengths, loose = [], [], 0
-    for row in rows.tolist():
-        stack = stacks.setdefault((int(columns["pid"][row]), int(columns["tid"][row])), [])
-        if letters[row] == _BEGIN:
-            stack.append(row)
-        elif stack:
-            begin = stack.pop()
-            begins.append(begin)
-            lengths.append(int(columns["ts"][row] - columns["ts"][begin]))
-        else:
-            loose += 1
-    loose += sum(map(len, stacks.values()))
-    if loose:
-        note("loose_pairs", f"{loose} begin or end rows have no partner: left out", touches=("ledger",))
-    return np.array(begins, np.int64), np.array(lengths, np.int64)
-
-
-def zero_rows(raw: Raw, device: np.ndarray, note: Note) -> np.ndarray:
-    """Device rows with stamp 0 and length 0 among others that have a stamp: a profiler's empty records."""
-    zero = device & (raw.columns["ts"] == 0) & (raw.columns["dur"] <= 0)
-    if not zero.any() or not (device & (raw.columns["ts"] > 0)).any():
-        return np.zeros(raw.rows, bool)
-    note("zero_rows", f"{int(zero.sum())} device rows have time 0 and length 0: left out")
-    return zero
-
-
-def cut_impossible(events: Columns, lanes: tuple[Lane, ...], strings: list[str], note: Note) -> None:
-    """Cut impossible durations of device rows, in place; `events` sorted by (lane, start).
-
-    Impossible: the end lies beyond the end of the next non-empty row of the lane, and the length exceeds
-    IMPOSSIBLE_FACTOR times the median of the others of its name (of the lane's other rows where it is alone).
-    Such a row ends where that next row starts.
-    """
-    device = np.isin(events["lane"], [lane.index for lane in lanes if lane.role != "host"]) & (events["kind"] != _WAIT)
-    rows = np.flatnonzero(device & (events["dur_ns"] > 0))
-    if len(rows) < 2:
-        return
-    start, length = events["start_ns"][rows], events["dur_ns"][rows]
-    same_lane = events["lane"][rows][1:] == events["lane"][rows][:-1]
-    beyond = np.flatnonzero(same_lane & (start[:-1] + length[:-1] > start[1:] + length[1:]))
-    cut = [index for index in beyond.tolist() if length[index] > IMPOSSIBLE_FACTOR * _usual(events, rows, index)]
-    for index in cut:
-        row = rows[index]
-        events["dur_ns"][row] = start[index + 1] - start[index]
-        events["flags"][row] |= FLAG_IMPOSSIBLE
-    if cut:
-        worst = max(cut, key=lambda index: int(length[index]))
-        name = strings[events["name_id"][rows[worst]]] if events["name_id"][rows[worst]] >= 0 else "?"
-        note(
-            "impossible_duration",
-            f"{len(cut)} durations are impossible (the longest {int(length[worst])} ns, {name[:80]}): "
-            "cut at the next row's start and kept out of means and fits",
-            touches=("ledger", "overlap"),
-        )
-
-
-def _usual(events: Columns, rows: np.ndarray, index: int) -> float:
-    """Median length of the other rows of this row's name, else of its lane's other rows."""
-    others = np.delete(rows, index)
-    same = others[events["name_id"][others] == events["name_id"][rows[index]]]
-    if not len(same):
-        same = others[events["lane"][others] == events["lane"][rows[index]]]
-    return float(np.median(events["dur_ns"][same]))
-
-
-def mark_cut(events: Columns, strings: list[str]) -> None:
-    """FLAG_PARTIAL on the steps of a foreign file that was cut, in place: it is in no time order, so all are touched."""
-    steps = step_rows(events, strings)
-    if len(steps):
-        events["flags"][steps] |= FLAG_PARTIAL
-    elif len(events["start_ns"]):
-        events["flags"][int(np.argmax(events["start_ns"] + events["dur_ns"]))] |= FLAG_PARTIAL
-
-
-def step_rows(events: Columns, strings: list[str]) -> np.ndarray:
-    """Indices of the rows that annotate a step, in the order of `events`."""
-    named = np.array([name.startswith(STEP_ANNOTATION) for name in strings] or [False])
-    known = events["name_id"] >= 0
-    return np.flatnonzero((events["kind"] == _HOST) & known & named[np.where(known, events["name_id"], 0)])
+        columns["dur"][rows] = np.where((lengths < 0) | (lengths > FARTHEST_NS), 0, lengths)
+        kept = np.ones(len(columns["ts"]), bool)
+        kept[self._all[number]] = False
+        kept[rows] = True
+        return kept
 
 
 def report_cut(raw: Raw, own: bool, note: Note) -> None:

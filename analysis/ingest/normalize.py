@@ -1,23 +1,32 @@
 """From what a file says (`Raw`) to what it means: the column store's rows, lanes, strings and counters of one rank.
 
-Everything here works on whole columns and on distinct strings, never on single events.
+A file is looked at twice, some rows at a time: while it is scanned (survey.py), and when all of it is known, here. Its rows
+then lie in a spool, each chunk sorted, and are merged into the store's order (merge.py). Everything works on whole columns and
+on distinct strings, never on single events.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
-from stepscope.analysis.ingest import communication, damage, doubts
-from stepscope.analysis.ingest.lanes import build_lanes
-from stepscope.analysis.ingest.raw import MISSING, Interner, Raw, is_constant, own
+from stepscope.analysis.ingest import damage, doubts
+from stepscope.analysis.ingest.communication import Filler
+from stepscope.analysis.ingest.impossible import cut_impossible
+from stepscope.analysis.ingest.lanes import LaneTable
+from stepscope.analysis.ingest.launches import LaunchCheck
+from stepscope.analysis.ingest.merge import Runs
+from stepscope.analysis.ingest.raw import MISSING, Interner, Question, Raw, is_constant, own
 from stepscope.analysis.ingest.rules import Rules
-from stepscope.analysis.ingest.steps_of_ours import settle_steps
+from stepscope.analysis.ingest.spool import Spool
+from stepscope.analysis.ingest.survey import COMM, HOST, MEMCPY, Survey
 from stepscope.analysis.records import HealthItem
-from stepscope.analysis.run import Columns, RankData, empty_columns, sort_order
+from stepscope.analysis.run import Columns, RankData, empty_columns
 from stepscope.tracer.schema import (
     AXES,
     COUNTER_COLUMNS,
@@ -26,17 +35,12 @@ from stepscope.tracer.schema import (
     FLAG_FUSED,
     FLAG_GRAPH,
     FLAG_PARTIAL,
-    KINDS,
     PHASES,
+    STEP_ANNOTATION,
     STRATEGIES,
+    Lane,
     code_of,
 )
-
-CATEGORIES = ("host", "kernel", "memcpy", "wait", "launch")
-"""What `Rules.category` says of a row."""
-
-LAUNCH = CATEGORIES.index("launch")
-COMPUTE, COMM, WAIT, MEMCPY, HOST = (KINDS.index(kind) for kind in ("compute", "comm", "wait", "memcpy", "host"))
 
 
 @dataclass
@@ -52,56 +56,187 @@ class RankFile:
         self.health.append(HealthItem(code, text, offset=offset, touches=touches))
 
 
-def normalize(raw: Raw, rules: Rules, ours: bool) -> RankFile:
-    """One file's rows in the store's columns, sorted.
+class Writer(Protocol):
+    """Where the rows of a rank go, in the store's order."""
 
-    `ours`: written by stepscope, whose rows are in step order and never implausible, and whose names follow no kernel's
-    naming. The `rank` column is left at -1: the caller knows the rank. `raw` gives up its columns: a large trace is held
-    once, not twice.
-    """
-    used_up, raw = raw, replace(raw, columns=dict(raw.columns))
-    used_up.columns = {}
-    result = RankFile(RankData({}))
-    for repair in raw.repairs:
-        touched = ("ledger",) if repair.code in ("lost_event", "long_event", "too_many_texts") else ()
-        result.note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
-    raw = damage.select_rows(raw, result.note)
-    if ours:
-        raw = settle_steps(raw, result.note)
-    categories = raw.ask(raw.columns["cat"], lambda cat: CATEGORIES.index(rules.category(cat)), 0, np.int8)
-    kinds = _kinds(raw, categories, rules, ours)
-    if not ours:
-        kept = ~damage.zero_rows(raw, kinds != HOST, result.note)
-        raw, kinds, categories = raw.take(kept), kinds[kept], categories[kept]
-    names = Interner()
-    events = _plain_columns(raw, names)
-    events["kind"] = kinds
-    device = kinds != HOST
-    if len(kinds) and not device.any():
-        _host_communication(raw, events, rules, result)
-    groups = communication.fill(raw, events, categories == LAUNCH, rules, names, ours)
-    events["flags"] = _flags(raw, events, categories, rules)
-    if ours:
-        ended = (raw.columns["partial"] > 0) | (raw.columns["unfinished"] > 0)
-        events["flags"][ended] |= FLAG_PARTIAL
-    lanes, events["lane"] = build_lanes(raw, events, device)
-    raw.columns = {}
-    order = sort_order(events)
-    for name, values in events.items():
-        if not is_constant(values):
-            events[name] = values[order]
-    if not ours:
-        damage.cut_impossible(events, lanes, names.strings, result.note)
-        doubts.launches(events, names.strings, result.note)
-        doubts.unrecognised(events, lanes, names.strings, world_size(raw), result.note)
-    if raw.cut is not None:
-        if not ours:
-            damage.mark_cut(events, names.strings)
-        damage.report_cut(raw, ours, result.note)
-    counters = _counters(raw, names)
-    result.data = RankData(events, tuple(names.strings), lanes, counters)
-    result.facts = _facts(raw, events, device, groups)
-    return result
+    def append(self, columns: Columns) -> None:
+        """The next rows."""
+
+    def finish(self, strings: tuple[str, ...], lanes: tuple[Lane, ...], counters: Columns) -> RankData:
+        """There are no more; what is kept of the rank in memory."""
+
+
+class InMemory:
+    """A writer that keeps everything."""
+
+    def __init__(self) -> None:
+        self._parts: list[Columns] = []
+
+    def append(self, columns: Columns) -> None:
+        """As Writer."""
+        self._parts.append(columns)
+
+    def finish(self, strings: tuple[str, ...], lanes: tuple[Lane, ...], counters: Columns) -> RankData:
+        """As Writer."""
+        parts, self._parts = self._parts, []
+        if not parts:
+            return RankData(empty_columns(EVENT_COLUMNS), strings, lanes, counters)
+        count = sum(len(part["start_ns"]) for part in parts)
+        events = {
+            name: np.broadcast_to(parts[0][name][:1], count)
+            if all(is_constant(part[name]) and part[name][0] == parts[0][name][0] for part in parts)
+            else np.concatenate([part[name] for part in parts])
+            for name in EVENT_COLUMNS
+        }
+        return RankData(events, strings, lanes, counters)
+
+
+def normalize(raw: Raw, rules: Rules, ours: bool) -> RankFile:
+    """One file's rows in the store's columns, sorted, all in memory. The `rank` column is left at -1: the caller knows it."""
+    with Normalizer(rules, ours) as normalizer:
+        normalizer.add(raw)
+        normalizer.understand(raw)
+        return normalizer.write(InMemory())
+
+
+class Normalizer:
+    """Takes the chunks of one file as they are scanned (`add`), then `understand`s and `write`s them. Use as a context manager."""
+
+    def __init__(self, rules: Rules, ours: bool, directory: Path | None = None, memory: int | None = None) -> None:
+        """`ours`: written by stepscope, whose rows are in step order and never implausible, and whose names follow no
+        kernel's naming. `directory`, `memory`: as Spool."""
+        self._rules, self._ours = rules, ours
+        self._raw_rows, self._rows = Spool(directory, memory), Spool(directory, memory)
+        self._survey = Survey(rules, ours, self._raw_rows)
+        self._names = Interner()
+        self._ask = _Questions(rules, self._names)
+        self._found, self._launches = LaneTable(), LaunchCheck()
+        self._runs = Runs(self._rows)
+        self._result = RankFile(RankData({}))
+        self._step_rows = self._host_comm = 0
+        self.seen = 0  # rows that were added, whatever became of them
+
+    def __enter__(self) -> Normalizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._raw_rows.__exit__(kind, value, trace)
+        self._rows.__exit__(kind, value, trace)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Columns that have one value in all rows, once they are understood."""
+        return self._runs.constants
+
+    def add(self, chunk: Raw) -> None:
+        """The next rows of the file."""
+        self.seen += chunk.rows
+        self._survey.add(chunk)
+
+    def understand(self, beside: Raw) -> None:
+        """All rows were added; `beside`: what else the file says."""
+        note, survey = self._result.note, self._survey
+        for repair in beside.repairs:
+            touched = ("ledger",) if repair.code in ("lost_event", "long_event", "too_many_texts") else ()
+            note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
+        survey.report(note)
+        if survey.steps is not None:
+            survey.steps.settle(beside, note)
+        if survey.calls is not None:
+            survey.calls.settle()
+            if survey.calls.bare:
+                survey.calls.look_around(survey.peek(beside))
+        filler = Filler(self._rules, self._names, survey.calls, beside.header)
+        graphs = survey.graphs.ids()
+        for chunk, kinds in survey.rows(beside):
+            self._understand(chunk, kinds, filler, graphs)
+        if not survey.device_rows and self._runs.rows:
+            self._note_host_ledger()
+        self._lanes, self._order = self._found.finish(beside.thread_names)
+        if not self._ours:
+            cut_impossible(self._runs, self._lanes, self._order, self._names.strings, note)
+            self._launches.report(note)
+            if beside.cut is not None and not self._step_rows and self._runs.rows:
+                self._runs.flag(*self._runs.latest, FLAG_PARTIAL)
+        self._counters = _counters(beside, self._names)
+        self._result.facts = self._facts(beside, list(filler.groups.values()))
+        self._beside = beside
+
+    def write(self, writer: Writer) -> RankFile:
+        """Write what was understood; gives the rank's health and facts."""
+        strings, note = self._names.strings, self._result.note
+        recognised = doubts.Recognised(self._lanes, strings, world_size(self._beside))
+        for rows in self._runs.merged(self._order):
+            if not self._ours:
+                recognised.add(rows)
+            writer.append(rows)
+        if not self._ours:
+            recognised.report(note)
+        if self._beside.cut is not None:
+            damage.report_cut(self._beside, self._ours, note)
+        self._result.data = writer.finish(tuple(strings), self._lanes, self._counters)
+        return self._result
+
+    def _understand(self, chunk: Raw, kinds: np.ndarray, filler: Filler, graphs: np.ndarray) -> None:
+        """One chunk's rows in the store's columns, sorted, into the spool."""
+        events = self._ask.plain_columns(chunk)
+        events["kind"] = kinds
+        device = kinds != HOST
+        if not self._survey.device_rows:
+            self._host_comm += self._ask.host_communication(chunk, events)
+        filler.fill(chunk, events)
+        events["flags"] = self._flags(chunk, events, device, graphs)
+        events["lane"] = self._found.add(chunk, events, device)
+        if not self._ours:
+            self._launches.add(events, self._names.strings, device)
+        self._runs.append(events)
+
+    def _flags(self, chunk: Raw, events: Columns, device: np.ndarray, graphs: np.ndarray) -> np.ndarray:
+        """FLAG_FUSED, FLAG_DEVICE_COPY, FLAG_GRAPH and FLAG_PARTIAL."""
+        flags = self._ask.flags(chunk, events)
+        if len(graphs):
+            flags[device & np.isin(events["launch_id"], graphs)] |= FLAG_GRAPH
+        if self._ours:
+            flags[(chunk.columns["partial"] > 0) | (chunk.columns["unfinished"] > 0)] |= FLAG_PARTIAL
+        elif chunk.cut is not None:  # a foreign file is in no time order: all its steps are touched
+            steps = (events["kind"] == HOST) & self._ask.is_step(chunk.strings, chunk.columns["name"])
+            flags[steps] |= FLAG_PARTIAL
+            self._step_rows += int(steps.sum())
+        return flags
+
+    def _note_host_ledger(self) -> None:
+        self._result.note(
+            "host_ledger",
+            "the rank has no device row: its ledger is of host time, with "
+            f"{self._host_comm} annotated communications and no compute kernel",
+            touches=("ledger", "overlap"),
+        )
+
+    def _facts(self, beside: Raw, groups: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the run is put together from, in JSON's types."""
+        info = beside.header.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        return {
+            "rank": embedded_rank(beside),
+            "world_size": world_size(beside),
+            "backend": str(info.get("backend", "")),
+            "host": str(beside.header.get("host_name", "")),
+            "rows": self._runs.rows,
+            "device_rows": self._runs.device_rows,
+            "first_ns": self._runs.first_ns,
+            "last_ns": self._runs.last_ns,
+            "groups": groups,
+            "cut": beside.cut is not None,
+        }
+
+
+def embedded_rank(raw: Raw) -> int | None:
+    """Which rank the header says the file is of."""
+    info = raw.header.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return rank if isinstance(rank, int) else None
 
 
 def world_size(raw: Raw) -> int | None:
@@ -120,84 +255,76 @@ def base_ns(raw: Raw) -> int:
         return 0
 
 
-def _kinds(raw: Raw, categories: np.ndarray, rules: Rules, ours: bool) -> np.ndarray:
-    """Kind of each row: category first, then communication metadata, then the kernel's name."""
-    kind_of = {"kernel": COMPUTE, "memcpy": MEMCPY, "wait": WAIT}
-    kinds = np.array([kind_of.get(category, HOST) for category in CATEGORIES], np.int8)[categories]
-    kernels = np.flatnonzero(kinds == COMPUTE)
-    communicates = raw.columns["collective"][kernels] >= 0
-    if not ours:
-        communicates = communicates | raw.ask(raw.columns["name"][kernels], rules.communication, False, bool)
-    kinds[kernels[communicates]] = COMM
-    return kinds
+class _Questions:
+    """What is asked of the texts of one file's rows."""
 
+    def __init__(self, rules: Rules, names: Interner) -> None:
+        self._code = Question(names.code, -1, np.int32)
+        self._vocabularies = {
+            column: Question(partial(code_of, words), -1, np.int8)
+            for column, words in (("phase", PHASES), ("axis", AXES), ("strategy", STRATEGIES))
+        }
+        self._fused = Question(rules.fused, 0, np.int32)
+        self._within_device = Question(_within_a_device, 0, np.int32)
+        self._annotated = Question(rules.host_communication, False, bool)
+        self._collective = Question(rules.collective, -1, np.int8)
+        self.is_step = Question(lambda name: name.startswith(STEP_ANNOTATION), False, bool)
 
-def _plain_columns(raw: Raw, names: Interner) -> Columns:
-    """The columns that are copied or looked up, one for one; those that no row has are one value shown often."""
-    source = raw.columns
-    events = {name: np.broadcast_to(np.array([-1], dtype), raw.rows) for name, dtype in EVENT_COLUMNS.items()}
-    events["start_ns"] = source["ts"] + base_ns(raw)
-    events["dur_ns"] = source["dur"]
-    for ours, theirs in (
-        ("stage", "stage"),
-        ("chunk", "chunk"),
-        ("microbatch", "microbatch"),
-        ("layer", "layer"),
-        ("bytes", "bytes"),
-        ("launch_id", "correlation"),
-        ("op_id", "op_id"),
-    ):
-        if not is_constant(source[theirs]):
-            events[ours] = bounded(source[theirs], EVENT_COLUMNS[ours])
-    if (events["launch_id"] == 0).any():
-        own(events, "launch_id")[events["launch_id"] == 0] = -1  # 0: launched by no call
-    for ours, theirs, base in (("issue_ns", "issue_ns", base_ns(raw)), ("op_id", "waits_for", 0)):
-        given = source[theirs] != MISSING
-        if given.any():
+    def plain_columns(self, raw: Raw) -> Columns:
+        """The columns that are copied or looked up, one for one; those that no row has are one value shown often."""
+        source = raw.columns
+        events = {name: np.broadcast_to(np.array([-1], dtype), raw.rows) for name, dtype in EVENT_COLUMNS.items()}
+        events["start_ns"] = source["ts"] + base_ns(raw)
+        events["dur_ns"] = source["dur"]
+        for ours, theirs in _COPIED:
+            if not is_constant(source[theirs]) or source[theirs][0] >= 0:
+                events[ours] = bounded(source[theirs], EVENT_COLUMNS[ours])
+        if not is_constant(events["launch_id"]):
+            events["launch_id"][events["launch_id"] == 0] = -1  # 0: launched by no call
+        for ours, theirs, base in (("issue_ns", "issue_ns", base_ns(raw)), ("op_id", "waits_for", 0)):
+            if is_constant(source[theirs]) and source[theirs][0] == MISSING:
+                continue
+            given = source[theirs] != MISSING
             own(events, ours)[given] = source[theirs][given] + base
-    for column, vocabulary in (("phase", PHASES), ("axis", AXES), ("strategy", STRATEGIES)):
-        events[column] = raw.ask(source[column], partial(code_of, vocabulary), -1, np.int8)
-    events["name_id"] = raw.ask(source["name"], names.code, -1, np.int32)
-    return events
+        for column, question in self._vocabularies.items():
+            events[column] = question(raw.strings, source[column])
+        events["name_id"] = self._code(raw.strings, source["name"])
+        return events
+
+    def host_communication(self, raw: Raw, events: Columns) -> int:
+        """Of a rank without any device row, the `gloo:*` annotations are its communication: how many there are."""
+        found = self._annotated(raw.strings, raw.columns["name"])
+        events["kind"][found] = COMM
+        own(events, "collective")[found] = self._collective(raw.strings, raw.columns["name"][found])
+        return int(found.sum())
+
+    def flags(self, raw: Raw, events: Columns) -> np.ndarray:
+        """FLAG_FUSED and FLAG_DEVICE_COPY."""
+        flags = np.zeros(raw.rows, np.int32)
+        for kind, question, flag in (
+            (COMM, self._fused, FLAG_FUSED),
+            (MEMCPY, self._within_device, FLAG_DEVICE_COPY),
+        ):
+            rows = np.flatnonzero(events["kind"] == kind)
+            flags[rows] |= flag * question(raw.strings, raw.columns["name"][rows])
+        return flags
+
+
+_COPIED = (
+    *((name, name) for name in ("stage", "chunk", "microbatch", "layer", "bytes", "op_id")),
+    ("launch_id", "correlation"),
+)
+"""Column of ours, column of the file."""
+
+
+def _within_a_device(name: str) -> bool:
+    return "DtoD" in name or "Device -> Device" in name
 
 
 def bounded(values: np.ndarray, dtype: str) -> np.ndarray:
     """As `dtype`; missing, negative and too large values become -1."""
     usable = (values >= 0) & (values <= np.iinfo(dtype).max)
     return np.where(usable, values, -1).astype(dtype)
-
-
-def _host_communication(raw: Raw, events: Columns, rules: Rules, result: RankFile) -> None:
-    """A rank without any device row: its `gloo:*` annotations are its communication."""
-    found = raw.ask(raw.columns["name"], rules.host_communication, False, bool)
-    events["kind"][found] = COMM
-    own(events, "collective")[found] = raw.ask(raw.columns["name"][found], rules.collective, -1, np.int8)
-    result.note(
-        "host_ledger",
-        "the rank has no device row: its ledger is of host time, with "
-        f"{int(found.sum())} annotated communications and no compute kernel",
-        touches=("ledger", "overlap"),
-    )
-
-
-def _flags(raw: Raw, events: Columns, categories: np.ndarray, rules: Rules) -> np.ndarray:
-    """FLAG_FUSED, FLAG_DEVICE_COPY and FLAG_GRAPH."""
-    flags = np.zeros(raw.rows, np.int32)
-    name = raw.columns["name"]
-    comm = np.flatnonzero(events["kind"] == COMM)
-    flags[comm] |= FLAG_FUSED * raw.ask(name[comm], rules.fused, 0, np.int32)
-    copies = np.flatnonzero(events["kind"] == MEMCPY)
-    flags[copies] |= FLAG_DEVICE_COPY * raw.ask(name[copies], _within_a_device, 0, np.int32)
-    launches = np.flatnonzero((categories == LAUNCH) & (events["launch_id"] >= 0))
-    graphs = launches[raw.ask(name[launches], lambda text: "GraphLaunch" in text, False, bool)]
-    if len(graphs):
-        device = np.isin(events["launch_id"], events["launch_id"][graphs]) & (events["kind"] != HOST)
-        flags[device] |= FLAG_GRAPH
-    return flags
-
-
-def _within_a_device(name: str) -> bool:
-    return "DtoD" in name or "Device -> Device" in name
 
 
 def _counters(raw: Raw, names: Interner) -> Columns:
@@ -209,22 +336,3 @@ def _counters(raw: Raw, names: Interner) -> Columns:
         columns["key_id"] = np.array([names.code(sample.key) for sample in samples], np.int32)
         columns["value"] = np.array([sample.value for sample in samples], np.int64)
     return columns
-
-
-def _facts(raw: Raw, events: Columns, device: np.ndarray, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the run is put together from, in JSON's types."""
-    info = raw.header.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
-    rows = len(events["start_ns"])
-    return {
-        "rank": info.get("rank") if isinstance(info.get("rank"), int) else None,
-        "world_size": world_size(raw),
-        "backend": str(info.get("backend", "")),
-        "host": str(raw.header.get("host_name", "")),
-        "rows": rows,
-        "device_rows": int(device.sum()),
-        "first_ns": int(events["start_ns"].min()) if rows else -1,
-        "last_ns": int((events["start_ns"] + events["dur_ns"]).max()) if rows else -1,
-        "groups": groups,
-        "cut": raw.cut is not None,
-    }

@@ -133,6 +133,37 @@ class Raw:
         return table[codes]
 
 
+class Question:
+    """A question about texts, asked once of each distinct one, over however many chunks of a file's rows."""
+
+    def __init__(self, question: Callable[[str], Any], missing: Any, dtype: Any) -> None:
+        """`missing`: the answer where there is no text."""
+        self._question, self._missing, self._dtype = question, missing, dtype
+        self._table = np.full(1, missing, dtype)  # [code]; the last entry is that of -1
+        self._known = np.ones(1, bool)
+
+    def __call__(self, strings: list[str], codes: np.ndarray) -> np.ndarray:
+        """The answer for every code of a text in `strings`, a list that only grows."""
+        if not len(codes) or is_constant(codes):
+            value = self._missing if not len(codes) or codes[0] < 0 else self._of(strings, codes[:1])[0]
+            return np.broadcast_to(np.array([value], self._dtype), len(codes))
+        return self._of(strings, codes)
+
+    def _of(self, strings: list[str], codes: np.ndarray) -> np.ndarray:
+        if len(self._table) <= len(strings):
+            size = 2 * len(strings) + 1
+            table, known = np.full(size, self._missing, self._dtype), np.zeros(size, bool)
+            table[: len(self._table) - 1], known[: len(self._known) - 1] = self._table[:-1], self._known[:-1]
+            known[-1] = True
+            self._table, self._known = table, known
+        used = np.zeros(len(self._table), bool)
+        used[codes] = True
+        for code in np.flatnonzero(used & ~self._known).tolist():
+            self._table[code] = self._question(strings[code])
+            self._known[code] = True
+        return self._table[codes]
+
+
 def blank(column: str, rows: int) -> np.ndarray:
     """A column that no event has: one missing value, shown `rows` times, read only."""
     missing = np.array([-1], np.int32) if column in TEXTS else np.array([MISSING], np.int64)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.ingest import scanner
-from stepscope.analysis.ingest.gather import Gatherer
-from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, Raw, Repair
+from stepscope.analysis.ingest.gather import Gatherer, Sink
+from stepscope.analysis.ingest.raw import Raw, Repair
+from stepscope.analysis.ingest.scanner import codes, machine
+from stepscope.analysis.ingest.scanner.frame import Frame
 from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.ingest.text import tolerant_json
 
@@ -39,27 +40,35 @@ _NO_LIST = "there is no list of trace events"
 _NO_BRACKET = "the file ends before its closing bracket"
 
 _SAID = {
-    scanner.QUOTE: ("raw_quote", "strings contain a raw quotation mark: kept as part of the text"),
-    scanner.VALUE: ("unreadable_value", "values are no JSON (NaN, inf, nothing, ...): taken as missing"),
-    scanner.COMMA: ("spare_comma", "commas are too many: ignored"),
-    scanner.LONG_TEXT: ("long_text", f"strings are longer than {scanner.MAX_TEXT} bytes: cut"),
-    scanner.TOO_MANY_TEXTS: ("too_many_texts", "strings came after the table of names was full: their text is lost"),
+    codes.QUOTE: ("raw_quote", "strings contain a raw quotation mark: kept as part of the text"),
+    codes.VALUE: ("unreadable_value", "values are no JSON (NaN, inf, nothing, ...): taken as missing"),
+    codes.COMMA: ("spare_comma", "commas are too many: ignored"),
+    codes.LONG_TEXT: ("long_text", f"strings are longer than {codes.MAX_TEXT} bytes: cut"),
+    codes.TOO_MANY_TEXTS: ("too_many_texts", "strings came after the table of names was full: their text is lost"),
 }
 
 
-def read_trace(source: ByteSource, window: int = WINDOW) -> Raw:
-    """All events of one file. Damage is repaired as far as possible and listed in `repairs`.
+def read_chunks(source: ByteSource, sink: Sink, window: int = WINDOW) -> Raw:
+    """Hand all events of one file to `sink`, some at a time; returns what is beside them, without a row.
 
-    `window`: bytes of the file in memory at a time; events and header values longer than half of it are left out.
+    Damage is repaired as far as possible and listed in `repairs`. `window`: bytes of the file in memory at a time; events
+    and header values longer than half of it are left out.
     """
-    return _Reader(source, window).read()
+    return _Reader(source, window, sink).read()
+
+
+def read_trace(source: ByteSource, window: int = WINDOW) -> Raw:
+    """All events of one file at once, as `read_chunks` reads them."""
+    chunks: list[Raw] = []
+    raw = read_chunks(source, chunks.append, window)
+    if chunks:
+        raw.columns = {name: np.concatenate([chunk.columns[name] for chunk in chunks]) for name in raw.columns}
+    return raw
 
 
 def prepare() -> None:
-    """Load the compiled scanner, or compile it: ten seconds, once in an installation (numba keeps it on disk)."""
-    text = b'{"traceEvents": [{"ph": "X", "ts": 1e3, "args": {"stream": 7}}]}'
-    _Reader(BytesInMemory(text), 1024).read()
-    scanner.rehash(_string_table(2, 2), _string_table(4, 4))
+    """Load the compiled scanner, or compile it: ten seconds, once in an installation."""
+    machine.entries()
 
 
 class BytesInMemory:
@@ -80,27 +89,21 @@ class BytesInMemory:
 class _Reader:
     """The window on the file, and everything that the scanner needs."""
 
-    def __init__(self, source: ByteSource | BytesInMemory, window: int) -> None:
+    def __init__(self, source: ByteSource | BytesInMemory, window: int, sink: Sink) -> None:
         self._source = source
         self._window = window
-        self._buffer = bytearray(window)
-        self._bytes = np.frombuffer(self._buffer, np.uint8)
+        self._code = machine.entries()
+        self._buffer = bytearray(window + codes.PAD)
+        self._frame = Frame(self._buffer, BLOCK_ROWS, FIRST_TEXTS, FIRST_ARENA)
+        self._state = self._frame.state
         self._filled = 0
         self._position = 0
         self._base = 0  # offset in the file of the window's first byte
         self._final = False
-        self._state = np.zeros(scanner.STATE_SIZE, np.int64)
-        self._repairs = np.zeros(scanner.REPAIRS_SIZE, np.int64)
-        self._pending = np.zeros(scanner.REPAIRS_SIZE, np.int64)
-        self._keys = scanner.make_keys()
-        self._strings = _string_table(FIRST_TEXTS, FIRST_ARENA)
-        self._output = _output(BLOCK_ROWS)
         self._header: dict[str, Any] = {}
         self._lost: list[Repair] = []
         self._wasted = 0  # bytes scanned in events that came to nothing
-        self._gatherer = Gatherer()
-        overflow = np.frombuffer(bytearray(b"(one of too many names)"), np.uint8)
-        scanner.intern(overflow, 0, len(overflow), self._strings, self._state, self._pending)
+        self._gatherer = Gatherer(self._frame, sink)
 
     def read(self) -> Raw:
         cut: str | None = None
@@ -113,7 +116,7 @@ class _Reader:
         offset = self._base + self._position
         if self._source.cut is not None:
             cut = self._source.cut
-        raw = self._gatherer.finish(self._strings, int(self._state[scanner.TEXT_COUNT]), self._header)
+        raw = self._gatherer.finish(self._header)
         raw.cut, raw.cut_offset = cut, offset if cut else -1
         raw.repairs = self._all_repairs() + raw.repairs
         return raw
@@ -129,10 +132,9 @@ class _Reader:
             self._filled, self._position = rest, 0
         before = self._filled
         with memoryview(self._buffer) as view:
-            while self._filled < self._window and (got := self._source.readinto(view[self._filled :])):
+            while self._filled < self._window and (got := self._source.readinto(view[self._filled : self._window])):
                 self._filled += got
         self._final = self._filled < self._window
-        self._state[scanner.BASE] = self._base
         return self._filled > before
 
     # -- around the list of events ---------------------------------------------------------------------------------
@@ -181,19 +183,22 @@ class _Reader:
         while True:
             end = -1
             if self._position < self._filled:
-                end = scanner.end_of_value(
-                    self._bytes, self._position, self._filled, self._final, True, self._pending, self._base
-                )
+                self._tell_window()
+                end = self._code.skip_value(self._frame.address)
             if end >= 0:
-                scanner.settle(self._repairs, self._pending, True)
                 value = bytes(self._buffer[self._position : end])
                 self._position = end
                 return value or None
-            scanner.settle(self._repairs, self._pending, False)
             if self._final or end == -2:
                 return None
             if self._filled - self._position > self._window // _EVENT_SHARE or not self._fill():
                 return None
+
+    def _tell_window(self) -> None:
+        """Where the window is, for the compiled code; values of the header are read as nested ones."""
+        self._state[codes.POSITION], self._state[codes.FILLED] = self._position, self._filled
+        self._state[codes.FINAL], self._state[codes.BASE] = self._final, self._base
+        self._state[codes.NESTED] = True
 
     def _skip_blank(self, more: bytes = b"") -> None:
         while self._ensure(1) and self._buffer[self._position] in b" \t\r\n" + more:
@@ -210,23 +215,20 @@ class _Reader:
     def _scan_list(self) -> str:
         """All events up to the closing bracket; why it ended where there is none, else empty."""
         while True:
-            status, self._position, rows = scanner.scan(
-                self._bytes, self._position, self._filled, self._final,
-                self._output, self._keys, self._strings, self._state, self._repairs, self._pending,
-            )  # fmt: skip
+            self._tell_window()
+            status = self._code.scan_events(self._frame.address)
+            self._position, rows = int(self._state[codes.POSITION]), int(self._state[codes.ROWS])
             if rows:
-                self._gatherer.add(
-                    self._output, rows, self._buffer, self._strings, int(self._state[scanner.TEXT_COUNT])
-                )
-                _clear(self._output, rows)
-            if status == scanner.END_OF_LIST:
+                self._gatherer.add(rows, self._buffer)
+                self._frame.clear(rows)
+            if status == codes.END_OF_LIST:
                 return ""
-            if status == scanner.STRINGS_FULL:
+            if status == codes.STRINGS_FULL:
                 self._grow_strings()
-            elif status == scanner.SYNTAX:
+            elif status == codes.SYNTAX:
                 if not self._resume("lost_event", "events make no sense"):
                     return _NO_BRACKET
-            elif status == scanner.NEED_MORE:
+            elif status == codes.NEED_MORE:
                 longest = self._window // _EVENT_SHARE
                 if self._filled - self._position > longest:
                     if not self._resume("long_event", f"events are longer than {longest} bytes"):
@@ -247,7 +249,7 @@ class _Reader:
         The end is only believed where the file ends too: within an event, a list of objects ends like the list of events.
         """
         self._lost.append(Repair(code, f"{why}: left out", 1, self._base + self._position))
-        stopped = int(self._state[scanner.STOPPED])
+        stopped = int(self._state[codes.STOPPED])
         self._wasted += stopped - self._position
         self._position = max(self._buffer.find(b"{", self._position, self._filled), self._position) + 1
         if self._wasted > WASTE_LIMIT + self._base:
@@ -267,22 +269,17 @@ class _Reader:
 
     def _grow_strings(self) -> None:
         """Twice the room for strings, up to the cap; then all that are new share one."""
-        old = self._strings
-        if len(old.offsets) >= MAX_TEXTS or len(old.arena) >= MAX_ARENA:
-            self._state[scanner.CAPPED] = 1
+        if self._frame.texts_full(MAX_TEXTS, MAX_ARENA):
+            self._state[codes.CAPPED] = 1
             return
-        count = int(self._state[scanner.TEXT_COUNT])
-        new = _string_table(2 * len(old.offsets), 2 * len(old.arena))
-        new.arena[: len(old.arena)] = old.arena
-        for name in ("offsets", "lengths", "firsts"):
-            getattr(new, name)[:count] = getattr(old, name)[:count]
-        scanner.rehash(old, new)
-        self._strings = new
+        self._frame.grow_strings()
+        self._code.enter_strings(self._frame.address)
 
     def _all_repairs(self) -> list[Repair]:
         repairs = []
         for kind, (code, text) in _SAID.items():
-            times, first = int(self._repairs[kind]), int(self._repairs[kind + scanner.REPAIRS])
+            times = int(self._frame.repairs[kind])
+            first = int(self._frame.repairs[kind + codes.REPAIRS])
             if times:
                 repairs.append(Repair(code, text, times, first))
         for code in ("lost_event", "long_event"):
@@ -290,25 +287,3 @@ class _Reader:
             if lost:
                 repairs.append(lost[0]._replace(times=len(lost)))
         return repairs
-
-
-def _output(rows: int) -> scanner.Output:
-    numbers = np.full((len(NUMBERS), rows), MISSING, np.int64)
-    return scanner.Output(numbers, np.full((len(TEXTS), rows), -1, np.int32), np.full((2, rows), -1, np.int64))
-
-
-def _clear(output: scanner.Output, rows: int) -> None:
-    output.numbers[:, :rows] = MISSING
-    output.texts[:, :rows] = -1
-    output.spans[:, :rows] = -1
-
-
-def _string_table(texts: int, arena: int) -> scanner.Strings:
-    return scanner.Strings(
-        np.zeros(4 * texts, np.uint64),
-        np.zeros(4 * texts, np.int32),
-        np.zeros(texts, np.int64),
-        np.zeros(texts, np.int32),
-        np.zeros(texts, np.int64),
-        np.zeros(arena, np.uint8),
-    )

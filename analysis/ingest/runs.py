@@ -12,13 +12,9 @@ from stepscope.analysis.ingest.build import (
     Entry,
     Plan,
     Task,
-    broken,
     fingerprint,
     meta_from_ranks,
-    rules_of,
-    written,
 )
-from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.records import HealthItem
 from stepscope.tracer.schema import RUN_FILE, RunMeta, rank_file
 
@@ -68,17 +64,9 @@ def read_rank(task: Task) -> list[Entry]:
     A file that cannot be read as a trace is no error: the entry says `broken` and the run goes on without the rank.
     """
     assert task.rank is not None
-    from stepscope.analysis.ingest.normalize import normalize
-    from stepscope.analysis.ingest.reading import read_trace  # numba takes a second, which later opens need not spend
+    from stepscope.analysis.ingest.scanned import read_scanned  # LLVM: later opens need it not
 
-    try:
-        with ByteSource(task.path) as source:
-            raw = read_trace(source)
-    except StepscopeError as error:
-        return broken(task, str(error))
-    if not raw.rows:
-        return broken(task, raw.cut or "it holds no event")
-    return [written(task, task.rank, normalize(raw, rules_of(task), ours=True))]
+    return read_scanned(task, ours=True)
 
 
 def _describe(path: Path, entries: list[Entry], health: list[HealthItem]) -> RunMeta:

@@ -14,8 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strict_reader import assert_same, read_strictly, texts
 
-from stepscope.analysis.ingest import reading, scanner
+from stepscope.analysis.ingest import reading
 from stepscope.analysis.ingest.raw import FIELDS, MISSING, NUMBERS, Raw, exact_integer, exact_ns
+from stepscope.analysis.ingest.scanner.codes import MAX_TEXT
+from stepscope.analysis.ingest.scanner.decimals import number
 from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.ingest.text import decode_text
 
@@ -173,8 +175,8 @@ NUMBERS_AS_TEXT = [
 @pytest.mark.parametrize("text", NUMBERS_AS_TEXT)
 def test_numbers_are_exact(text: str) -> None:
     data = np.frombuffer(text.encode() + b"#", np.uint8)
-    assert scanner.number(data, 0, len(text), True) == exact_ns(text)
-    assert scanner.number(data, 0, len(text), False) == exact_integer(text)
+    assert number(data, 0, len(text), True) == exact_ns(text)
+    assert number(data, 0, len(text), False) == exact_integer(text)
 
 
 @settings(max_examples=500, deadline=None)
@@ -185,7 +187,7 @@ def test_nanoseconds_come_from_the_decimal_text(whole: int, thousandths: int, be
     value = abs(whole) * 1000 + thousandths
     assert exact_ns(text) == (-value if sign else value)
     data = np.frombuffer(text.encode(), np.uint8)
-    assert scanner.number(data, 0, len(text), True) == exact_ns(text)
+    assert number(data, 0, len(text), True) == exact_ns(text)
     assert math.isclose(exact_ns(text) / 1000, float(text), abs_tol=0.002)
 
 
@@ -339,7 +341,7 @@ def test_the_string_table_grows_and_then_shares(tmp_path: Path, monkeypatch: pyt
 def test_long_strings_are_cut(tmp_path: Path) -> None:
     raw = scanned(tmp_path, json.dumps([event("é" * 50000)], ensure_ascii=False).encode(), window=1 << 20)
     [name] = texts(raw, "name")
-    assert name == "é" * (scanner.MAX_TEXT // 2) and repairs(raw) == {"long_text": 1}
+    assert name == "é" * (MAX_TEXT // 2) and repairs(raw) == {"long_text": 1}
 
 
 # -- anything at all ---------------------------------------------------------------------------------------------------

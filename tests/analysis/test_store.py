@@ -132,14 +132,14 @@ def test_a_full_disk_falls_back_to_the_cache(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, cache_full: bool
 ) -> None:
     path = write_run(tmp_path / "run")
-    write = store.write_rank
+    append = store.RankWriter.append
 
-    def full(directory: Path, *arguments: Any, **named: Any) -> Any:
-        if cache_full or path in directory.parents:
+    def full(writer: store.RankWriter, columns: Any) -> None:
+        if cache_full or path in writer.directory.parents:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(directory, *arguments, **named)
+        append(writer, columns)
 
-    monkeypatch.setattr(store, "write_rank", full)
+    monkeypatch.setattr(store.RankWriter, "append", full)
     if cache_full:
         with pytest.raises(StepscopeError, match=r"no space left .* set XDG_CACHE_HOME"):
             open_run(path)
