@@ -72,7 +72,15 @@ def looked_up(keys: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarr
     if len(ids) == 0 or len(keys) == 0:
         return answer
     low, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
-    if span <= 16 * len(ids) + 1024:
+    dense = span <= 16 * len(ids) + 1024
+    if dense and 8 * len(keys) < len(ids):  # a few of many: leave out the rest first
+        wanted = np.zeros(span, bool)
+        wanted[keys[(keys >= low) & (keys < low + span)] - low] = True
+        chosen = np.flatnonzero(wanted[ids - low])
+        ids, values, dense = ids[chosen], values[chosen], False
+        if len(ids) == 0:
+            return answer
+    if dense:
         inside = np.flatnonzero((keys >= low) & (keys < low + span))
         table = np.full(span, -1, np.int64)
         table[ids[::-1] - low] = values[::-1]
