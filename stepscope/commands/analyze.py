@@ -46,6 +46,20 @@ Scheduler = Annotated[
     ),
 ]
 
+RulesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--rules",
+        metavar="FILE",
+        help="What counts as what: rules of your own (TOML), in front of ours.",
+        show_default=False,
+    ),
+]
+
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="Read the traces anew, also where the columns of an earlier read are kept.")
+]
+
 JsonFile = Annotated[
     str | None,
     typer.Option(
@@ -89,6 +103,8 @@ def analyze(
         float | None,
         typer.Option("--peak-tflops", min=0.0, help="Peak of one device in TFLOP/s, for MFU.", show_default=False),
     ] = None,
+    rules: RulesFile = None,
+    refresh: Refresh = False,
     engine: EngineName = None,
     scheduler: Scheduler = None,
     quiet: Quiet = False,
@@ -108,7 +124,7 @@ def analyze(
 
         stepscope analyze runs/a --json - | jq .summary
 
-        stepscope analyze traces/rank-*.json.gz
+        stepscope analyze traces/rank-*.json.gz --rules my.toml
     """
     on = engine_of(engine, scheduler)
     refuse_two_on_stdout({"--json": json_file, "--html": html_file})
@@ -117,7 +133,7 @@ def analyze(
     from stepscope.analysis.report import dumps
 
     with reading(quiet) as progress:
-        run = open_run(paths, progress, engine=on)
+        run = open_run(paths, progress, refresh, rules, on)
     report = report_on(run, peak_flops=None if peak_tflops is None else peak_tflops * 1e12)
     if json_file is not None:
         write_text(json_file, dumps(report.to_json()))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.commands.analyze import EngineName, JsonFile, Paths, Scheduler, engine_of, show, write_text
+from stepscope.commands.analyze import (
+    EngineName,
+    JsonFile,
+    Paths,
+    Refresh,
+    RulesFile,
+    Scheduler,
+    engine_of,
+    show,
+    write_text,
+)
 from stepscope.commands.console import Quiet, say_next
 from stepscope.commands.progress import reading
 from stepscope.exit_codes import ExitCode
@@ -16,6 +26,8 @@ if TYPE_CHECKING:
 def doctor(
     paths: Paths,
     json_file: JsonFile = None,
+    rules: RulesFile = None,
+    refresh: Refresh = False,
     engine: EngineName = None,
     scheduler: Scheduler = None,
     quiet: Quiet = False,
@@ -37,7 +49,7 @@ def doctor(
     from stepscope.analysis.ingest import open_run
 
     with reading(quiet) as progress:
-        run = open_run(paths, progress, engine=on)
+        run = open_run(paths, progress, refresh, rules, on)
     return examine(run, json_file, quiet)
 
 

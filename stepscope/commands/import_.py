@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.commands.analyze import EngineName, JsonFile, Paths, Scheduler, engine_of
+from stepscope.commands.analyze import EngineName, JsonFile, Paths, RulesFile, Scheduler, engine_of
 from stepscope.commands.console import Quiet
 from stepscope.commands.doctor import examine
 from stepscope.commands.progress import reading
@@ -18,10 +18,7 @@ from stepscope.exit_codes import ExitCode
 def import_(
     paths: Paths,
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run directory to make.", show_default=False)],
-    rules: Annotated[
-        Path | None,
-        typer.Option("--rules", metavar="FILE", help="Rules of your own (TOML), in front of ours.", show_default=False),
-    ] = None,
+    rules: RulesFile = None,
     json_file: JsonFile = None,
     engine: EngineName = None,
     scheduler: Scheduler = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from trace_files import header, members, usual_steps, write_run
+from trace_files import header, members, row, usual_steps, write_run
 
 from stepscope.__main__ import status_of
 from stepscope.analysis.errors import StepscopeError
@@ -78,6 +78,27 @@ def test_what_was_ignored_is_listed_with_its_reason(tmp_path: Path, capsys: pyte
         "3 files are no traces and were ignored: LICENSE, NOTICE (it is neither JSON nor another known format); "
         "config.json (it is JSON without a list of trace events)"
     )
+
+
+def test_rules_of_ones_own_and_a_damaged_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel that only a user knows communicates; a store that lost a file is read anew where that is asked for."""
+    rows = [row("secret_ring", 0, 500, tid=20), row("gemm", 0, 100)]
+    trace = {"traceEvents": rows, "distributedInfo": {"rank": 0, "world_size": 2}}
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    (tmp_path / "mine.toml").write_text('[communication]\nnames = ["secret_*"]\n')
+    for command in ("doctor", "analyze"):
+        assert status_of([command, str(tmp_path / "t.json")]) == 3
+        assert "no communication was recognised" in capsys.readouterr().out
+        assert status_of([command, str(tmp_path / "t.json"), "--rules", str(tmp_path / "mine.toml")]) == 3
+        assert "no communication was recognised" not in capsys.readouterr().out
+    [store_of_it] = (tmp_path / "cache" / "stepscope").iterdir()
+    (store_of_it / "rank_00000.events.parquet").write_bytes(b"nothing")
+    words = ["doctor", str(tmp_path / "t.json"), "--rules", str(tmp_path / "mine.toml")]
+    assert status_of(words) == 1
+    assert "open the run again with --refresh" in capsys.readouterr().err
+    assert status_of([*words, "--refresh"]) == 3
+    assert status_of(["doctor", str(tmp_path / "t.json"), "--rules", "absent.toml"]) == 1
+    assert "cannot read the rules in absent.toml" in capsys.readouterr().err
 
 
 # -- import ------------------------------------------------------------------------------------------------------------
