@@ -23,11 +23,12 @@ def owned_in_the_world(
     parameters: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int, cut: bool
 ) -> list[nn.Parameter]:
     """The same where experts lie across replicas, and the norm is summed over all ranks at once: of the ranks that hold
-    equal gradients the first counts, unless each holds a piece of its own (`cut`)."""
+    equal gradients the first counts, and where each holds a piece of its own (`cut`) those of the first copy."""
+    counts = mesh.index("replica", rank) == 0
     return [
         parameter
         for name, parameter in parameters
-        if counts_once(name, mesh, rank) and (cut or mesh.index(replicas(name), rank) == 0)
+        if counts_once(name, mesh, rank) and (counts if cut else mesh.index(replicas(name), rank) == 0)
     ]
 
 

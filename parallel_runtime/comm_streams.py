@@ -34,9 +34,10 @@ STREAMS = {
     "pp.backward.wrap.receive": Stream("pp", "pp.backward.wrap"),
     "shard.gather": Stream("shard", "shard.gather"),  # parameter gathers never queue behind gradient reductions ...
     "shard.reduce": Stream("shard", "shard.reduce"),
-    "edp.gather": Stream("edp", "edp.gather"),  # the same for experts
-    "edp.reduce": Stream("edp", "edp.reduce"),
+    "edp.gather": Stream("edp_shard", "edp.gather"),  # the same for experts
+    "edp.reduce": Stream("edp_shard", "edp.reduce"),
     "replica.reduce": Stream("replica", "replica.reduce"),  # ... nor do these behind those of another group
+    "edp.replica.reduce": Stream("edp_replica", "edp.replica.reduce"),
     "loss": Stream("dp_cp", "loss"),  # the reported loss never queues behind gradients
     "clip": Stream("pp_tp", "clip"),  # ranks that hold different parameters of one replica ...
     "clip.sharded": Stream("holders", "clip.sharded"),  # ... and those of a sharded one

@@ -81,7 +81,7 @@ def streams_of(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig)
         *expert_parallel.streams_of(model, parallel),
     ]
     if grad_sync.experts_apart(model, parallel):
-        streams += EXPERTS.streams if parallel.zero else [EXPERTS.axis]
+        streams += EXPERTS.streams if parallel.zero else ["edp"]
     streams += grad_sync.streams_of(model, parallel)
     return (*streams, clip_stream(model, parallel)) if train.clip > 0.0 else tuple(streams)
 
@@ -261,7 +261,7 @@ def _strategy(
     """Data parallelism of these parameters, over the ranks of `over`."""
     parallel = configuration.parallel
     if parallel.zero == 0:
-        view = over.axis if over is EXPERTS else grad_sync.gradient_view(parallel)
+        view = "edp" if over is EXPERTS else grad_sync.gradient_view(parallel)
         size = round(parallel.bucket_mb * 1e6)
         return DataParallel([parameter for _, parameter in named], comm, size, parallel.overlap, view)
     if parallel.zero < 3:

@@ -30,7 +30,7 @@ def state_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig
         return sum(size / (shards if parallel.zero >= level else 1) for size, level in parts)
 
     dense = element(parallel.dp * parallel.cp // parallel.replicate)
-    expert = element(parallel.expert_data_parallel)
+    expert = element(parallel.expert_data_parallel // parallel.replicate)
     fullest = 0.0
     for stage in range(parallel.pp):
         layers = parallel.layers_of(stage, model.layers)

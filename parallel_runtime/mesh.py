@@ -12,6 +12,8 @@ A *view* names a family of groups that partition the ranks:
     shard                ranks among which the model state is cut: dp x cp, or with `replicas` the part of it that is one copy
     replica              ranks that hold the same part of the state, one in each copy
     holders              ranks that hold one copy of all parameters together: pp x shard x tp
+    edp_shard            ranks of edp among which the state of experts is cut: those of one copy
+    edp_replica          ranks of edp that hold the same part of that state, one in each copy
     world                all ranks
     embedding            first and last stage of each pipeline (they share a tied embedding); middle stages have no group
 """
@@ -31,6 +33,9 @@ EXPERT_VIEWS = ("ep", "edp")
 
 SHARDING_VIEWS = {"shard": ("dp", "cp"), "replica": ("dp",), "holders": ("pp", "dp", "cp", "tp")}
 """View -> the axes along which its ranks differ."""
+
+EXPERT_SHARDING_VIEWS = ("edp_shard", "edp_replica")
+"""Parts of `edp`, whose axis they have."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ class Mesh:
         """The schema's name of a view's axis: `embedding` runs along pp, `dp_cp` along dp where cp has one rank."""
         if view == "embedding":
             return "pp"
+        if view in EXPERT_SHARDING_VIEWS:
+            return "edp"
         axes = SHARDING_VIEWS.get(view, tuple(view.split("_")))
         wide = [axis for axis in axes if axis in DENSE_AXES and getattr(self, axis) > 1]
         if view in ("shard", "holders") and self.dp == self.replicas and len(wide) > 1:
@@ -133,6 +140,14 @@ def _group(mesh: Mesh, view: str, rank: int) -> tuple[int, ...]:
         return tuple(range(first + here["ep"], first + mesh.stage_size, mesh.ep))
     if view in SHARDING_VIEWS:
         return _sharding_group(mesh, view, rank)
+    if view in EXPERT_SHARDING_VIEWS:
+        size = mesh.stage_size // mesh.replicas  # ranks of a stage that hold one copy: neighbours, as blocks of ep are
+        place = (rank % mesh.stage_size) % size
+        peers = mesh.group("edp", rank)
+        if view == "edp_replica":
+            return tuple(peer for peer in peers if peer % mesh.stage_size % size == place)
+        copy = rank // size
+        return tuple(peer for peer in peers if peer // size == copy)
     if view == "embedding":
         ends = {0, mesh.pp - 1}
         if here["pp"] not in ends:
@@ -142,7 +157,7 @@ def _group(mesh: Mesh, view: str, rank: int) -> tuple[int, ...]:
     if any(axis not in DENSE_AXES for axis in axes) or axes != [axis for axis in DENSE_AXES if axis in axes]:
         raise ValueError(
             f"unknown view {view!r}: take {', '.join(DENSE_AXES)}, joined ones in this order such as dp_cp,"
-            f" {', '.join((*EXPERT_VIEWS, *SHARDING_VIEWS))}, world or embedding"
+            f" {', '.join((*EXPERT_VIEWS, *SHARDING_VIEWS, *EXPERT_SHARDING_VIEWS))}, world or embedding"
         )
     places = itertools.product(*(range(getattr(mesh, axis)) for axis in axes))
     return tuple(mesh.rank_of(**{**here, **dict(zip(axes, place, strict=True))}) for place in places)

@@ -51,7 +51,8 @@ def predictions(
         yield "shard", zero.step_traffic
         yield "replica", zero.copies_traffic
         if experts_apart(model, parallel):
-            yield "edp", partial(zero.step_traffic, experts=True)
+            yield "edp_shard", partial(zero.step_traffic, experts=True)
+            yield "edp_replica", partial(zero.copies_traffic, experts=True)
     elif experts_apart(model, parallel):
         yield gradient_view(parallel), partial(dp.step_traffic, experts=False)
         yield "edp", partial(dp.step_traffic, experts=True)

@@ -102,8 +102,8 @@ class Setup:
 
     @property
     def expert_shard(self) -> int:
-        """Ranks over which ZeRO cuts the state of experts, where it is apart: those that hold the same ones (edp)."""
-        return self.dp * self.cp * self.tp // self.ep
+        """Ranks over which ZeRO cuts the state of experts, where it is apart: those of a copy that hold the same ones."""
+        return self.dp * self.cp * self.tp // self.ep // self.replicate
 
     @property
     def experts_apart(self) -> bool:

@@ -115,11 +115,6 @@ def _check_expert_parallel(model: ModelConfig, parallel: ParallelConfig) -> None
                 f"ep {parallel.ep} cuts the experts, and the model has none: take ep 1, or experts {4 * parallel.ep}"
             )
         return
-    if parallel.replicate > 1 and parallel.ep * parallel.tp > 1:
-        raise ValueError(
-            f"replicate {parallel.replicate} copies the state over dp, but that of experts lies across dp x cp x tp: take"
-            " replicate 1"
-        )
     ranks = parallel.dp * parallel.cp * parallel.tp
     legal = [n for n in range(1, ranks + 1) if ranks % n == 0 and model.experts % n == 0]
     if parallel.ep not in legal:
@@ -127,6 +122,12 @@ def _check_expert_parallel(model: ModelConfig, parallel: ParallelConfig) -> None
         raise ValueError(
             f"ep {parallel.ep} must divide experts {model.experts} and dp x cp x tp = {ranks}, the ranks of one stage:"
             f" take ep {nearest}"
+        )
+    if (ranks // parallel.replicate) % parallel.ep:
+        fits = [n for n in range(1, parallel.replicate) if parallel.dp % n == 0 and ranks // n % parallel.ep == 0]
+        raise ValueError(
+            f"replicate {parallel.replicate} leaves {ranks // parallel.replicate} ranks of a stage to each copy, and ep"
+            f" {parallel.ep} does not divide them: all experts must lie within a copy: take replicate {fits[-1]}"
         )
     pieces = parallel.cp * parallel.tp
     if model.seq % pieces:

@@ -25,23 +25,23 @@ from stepscope.parallel_runtime.zero.units import FlatUnit, flat_units, pieces_o
 
 
 class Over(NamedTuple):
-    """The ranks that state is cut over, and their streams; those of its copies, if there can be any."""
+    """The ranks that state is cut over, those that hold its copies, and their streams."""
 
     axis: str
     gather: str
     reduce: str
-    copies: str = ""
-    reduce_copies: str = ""
+    copies: str
+    reduce_copies: str
 
     @property
     def streams(self) -> tuple[str, ...]:
         """All of them."""
-        return (self.gather, self.reduce, *([self.reduce_copies] if self.copies else []))
+        return self.gather, self.reduce, self.reduce_copies
 
 
 DENSE = Over("shard", "shard.gather", "shard.reduce", "replica", "replica.reduce")
-EXPERTS = Over("edp", "edp.gather", "edp.reduce")
-"""The state of experts is cut over the ranks that hold the same ones."""
+EXPERTS = Over("edp_shard", "edp.gather", "edp.reduce", "edp_replica", "edp.replica.reduce")
+"""The state of experts is cut over the ranks that hold the same ones, in each copy over its own."""
 
 STREAMS = DENSE.streams
 
@@ -221,7 +221,7 @@ class ShardedData:
         summed = handle.wait()
         if unit.whole_gradient is None:
             unit.gradient.add_(summed)
-        if self.over.copies and (last or self.level == 1):
+        if last or self.level == 1:
             self._between_copies.append(
                 self.comm.all_reduce(
                     unit.gradient, self.over.copies, strategy=self.strategy, stream=self.over.reduce_copies

@@ -48,18 +48,23 @@ def step_traffic(
     return found
 
 
-def copies_traffic(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int) -> Counter[Message]:
-    """Operations of one rank of `stage` over the copies of its shards, in one step.
+def copies_traffic(
+    model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, stage: int, experts: bool = False
+) -> Counter[Message]:
+    """Operations of one rank of `stage` over the copies of its shards, in one step; `experts`: see `step_traffic`.
 
     A shard follows its own reduction; the last one (all of them under ZeRO-1) is waited for when backward is over.
     """
     if parallel.replicate == 1:
         return Counter()
     found: Counter[Message] = Counter()
-    uses = stage_uses(model, parallel, stage)
-    for unit in stage_units(model, parallel, stage):
-        size = unit.padded // Mesh.of(parallel).size("shard") * ITEM_BYTES[train.dtype]
-        late = parallel.zero == 1 or (parallel.overlap and unit.name == uses[0][0].units[0])
+    units = stage_units(model, parallel, stage, experts)
+    names = {unit.name for unit in units}
+    used = (name for chunk in stage_uses(model, parallel, stage) for use in chunk for name in use.units)
+    first = next((name for name in used if name in names), "")  # forward's first is backward's last
+    for unit in units:
+        size = unit.padded // Mesh.of(parallel).size("edp_shard" if experts else "shard") * ITEM_BYTES[train.dtype]
+        late = parallel.zero == 1 or (parallel.overlap and unit.name == first)
         found[Message(f"zero{parallel.zero}", "all_reduce", "other" if late else parallel.gradient_phase, size)] += 1
     return found
 
@@ -81,7 +86,7 @@ def stage_units(
     model: ModelConfig, parallel: ParallelConfig, stage: int, experts: bool = False
 ) -> tuple[FlatUnit, ...]:
     """Units of one rank of `stage`; `experts`: see `stage_elements`."""
-    ranks = Mesh.of(parallel).size("edp" if experts else "shard")
+    ranks = Mesh.of(parallel).size("edp_shard" if experts else "shard")
     return flat_units(stage_elements(model, parallel, stage, experts), ranks)
 
 

@@ -145,6 +145,7 @@ LAYOUTS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     *[({**MOE, "dense_layers": 1}, {"dp": 2, "tp": 2, "ep": 2, "zero": zero}, {}) for zero in (1, 3)],
     ({**MOE, "dense_layers": 1}, {"dp": 2, "tp": 2, "sp": True, "ep": 1, "zero": 3}, {}),
     (MOE, {"dp": 2, "zero": 1}, {}),
+    *[(MOE, {"dp": 4, "ep": 2, "zero": zero, "replicate": 2, "tp": 2}, {"clip": 1.0}) for zero in (1, 2, 3)],
     ({**MOE, "balance": "aux", "dense_layers": 1}, {"dp": 2, "cp": 2, "ep": 2}, {}),
     ({**MOE, "balance": "bias"}, {"dp": 2, "tp": 2, "ep": 2}, {}),
     *[({**MOE, "balance": "capacity", "routing_skew": skew}, {"dp": 2, "ep": 2, "pp": 2}, {}) for skew in (0.0, 2.0)],

@@ -165,7 +165,9 @@ EXPERTS = {"experts": 6}
         (CP(dp=2, ep=2), {}, "ep 2 cuts the experts, and the model has none: take ep 1, or experts 8"),
         (CP(dp=4, ep=4), EXPERTS, "ep 4 must divide experts 6 and dp x cp x tp = 4, the ranks of one stage: take ep 2"),
         (CP(dp=2, ep=3), EXPERTS, "ep 3 must divide experts 6 and dp x cp x tp = 2, .*: take ep 2"),
-        (CP(dp=4, ep=2, zero=1, replicate=2), EXPERTS, "that of experts lies across dp x cp x tp: take replicate 1"),
+        (CP(dp=6, ep=6, zero=1, replicate=2), EXPERTS, "replicate 2 leaves 3 ranks .* ep 6 .*: take replicate 1"),
+        (CP(dp=8, tp=2, ep=6, zero=1), EXPERTS, "ep 6 must divide experts 6 and dp x cp x tp = 16"),
+        (CP(dp=12, ep=6, zero=1, replicate=6), EXPERTS, "replicate 6 leaves 2 ranks .* ep 6 .*: take replicate 2"),
         (CP(tp=2), {**EXPERTS, "seq": 63}, "each of 2 ranks of cp x tp routes an equal part .* 63 .*: take seq 64"),
     ],
 )

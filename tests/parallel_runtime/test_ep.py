@@ -239,6 +239,8 @@ ROWS = {
     "zero3 ep2": (MODEL, P(dp=4, ep=2, zero=3)),
     "zero3 ep2, first layer dense": (replace(MODEL, dense_layers=1), P(dp=4, ep=2, zero=3, reshard=False)),
     "zero3, experts not apart": (MODEL, P(dp=2, zero=3)),
+    **{f"zero{n} ep2 tp2, two copies": (MODEL, P(dp=4, tp=2, ep=2, zero=n, replicate=2)) for n in (1, 2, 3)},
+    "zero2 ep2 pp2, two copies, no overlap": (MODEL, P(dp=4, ep=2, pp=2, zero=2, replicate=2, overlap=False)),
     "ep1 dp2": (MODEL, P(dp=2)),
     "skewed": (replace(MODEL, routing_skew=1.0), P(dp=2, ep=2)),
     "skewed, capacity": (replace(MODEL, routing_skew=2.0, balance="capacity"), P(dp=2, ep=2, pp=2)),
@@ -256,7 +258,9 @@ def test_rows_are_the_predicted_ones(case):
         routing = planned_routing(model, parallel, SINGLE, where["ep"])
         assert found == step_traffic(model, parallel, SINGLE, where["pp"], mesh.index("shard", rank), routing), rank
         assert {row.ranks for row in rows if row.axis == "ep"} <= {mesh.group("ep", rank)}
-        assert {row.ranks for row in rows if row.axis == "edp"} <= {mesh.group("edp", rank)}
+        assert {row.ranks for row in rows if row.axis == "edp"} <= {
+            mesh.group(view, rank) for view in ("edp", "edp_shard", "edp_replica")
+        }
 
 
 def test_each_read_of_counts_is_a_row_behind_the_exchange_that_it_waits_for():

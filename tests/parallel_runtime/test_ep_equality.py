@@ -76,6 +76,10 @@ CASES = [
     Case("zero3 ep2 tp2 sp dp2, first layer dense", P(dp=2, tp=2, sp=True, ep=2, zero=3), DENSE_FIRST, FEW),
     Case("zero3 ep2, full recomputation", P(dp=4, ep=2, zero=3, recompute="full"), SHORT, FEW),
     Case("zero2, every rank has every expert", P(dp=2, zero=2), SHORT, FEW),
+    *(
+        Case(f"zero{level} ep2 of dp4, two copies", P(dp=4, ep=2, zero=level, replicate=2), TABLE, FEW)
+        for level in (1, 2, 3)
+    ),
     Case("ep4 cp2 tp2 sp, aux", P(cp=2, tp=2, sp=True, ep=4), replace(TABLE, balance="aux"), FEW),
 ]
 EIGHT = [
@@ -84,6 +88,17 @@ EIGHT = [
     Case("zero1 dp2 ep2 pp2 tp2", P(dp=2, tp=2, ep=2, pp=2, zero=1), SHORT, FEW),
     Case("zero1 dp4 ep2 pp2", P(dp=4, ep=2, pp=2, zero=1), TABLE),
     Case("zero3 dp4 ep2 pp2", P(dp=4, ep=2, pp=2, zero=3), TABLE, FEW),
+    *(
+        Case(f"zero{level} dp4 tp2 ep2, two copies", P(dp=4, tp=2, ep=2, zero=level, replicate=2), TABLE, FEW)
+        for level in (1, 2, 3)
+    ),
+    Case("zero1 dp2 cp2 tp2 ep4, two copies", P(dp=2, cp=2, tp=2, ep=4, zero=1, replicate=2), SHORT, FEW),
+    Case(
+        "zero2 dp4 tp2 sp, every rank has every expert, two copies",
+        P(dp=4, tp=2, sp=True, zero=2, replicate=2),
+        SHORT,
+        FEW,
+    ),
     Case("dp2 cp2 tp2 ep4, aux", P(dp=2, cp=2, tp=2, ep=4), replace(BIASES, balance="aux"), FEW),
     Case("dp2 tp2 sp pp2 ep4", P(dp=2, tp=2, sp=True, pp=2, ep=4), BIASES, FEW),
 ]
@@ -157,6 +172,9 @@ CLIPPED = [
     P(tp=2, sp=True),
     P(dp=4, ep=2, zero=1),
     P(dp=2, tp=2, ep=2, zero=3),
+    P(dp=4, zero=2, replicate=2),
+    P(dp=4, ep=2, zero=1, replicate=2),
+    P(dp=4, ep=2, zero=3, replicate=2),
 ]
 
 
@@ -190,9 +208,9 @@ def forget_to_scatter_over_edp(program):
     scatter = program.comm.reduce_scatter
 
     def forgetful(tensor, axis, output, **how):
-        if axis != "edp":
+        if axis != "edp_shard":
             return scatter(tensor, axis, output=output, **how)
-        return Ready(output.copy_(tensor.chunk(program.comm.size("edp"))[program.comm.index("edp")]))
+        return Ready(output.copy_(tensor.chunk(program.comm.size("edp_shard"))[program.comm.index("edp_shard")]))
 
     program.comm.reduce_scatter = forgetful
 
@@ -211,6 +229,16 @@ def double_the_sum_over_edp(program):
         return Ready(handle.wait().mul_(2.0)) if axis == "edp" else handle
 
     program.comm.all_reduce = twice
+
+
+def forget_the_other_copy(program):
+    """Each copy of the experts' state keeps the sums of its own ranks."""
+    reduce = program.comm.all_reduce
+
+    def forgetful(tensor, axis, **how):
+        return Ready(tensor) if axis == "edp_replica" else reduce(tensor, axis, **how)
+
+    program.comm.all_reduce = forgetful
 
 
 def through(program, change):
@@ -308,6 +336,7 @@ MISTAKES = [
     (double_the_sum_over_edp, TWO, SHORT),
     (sum_experts_over_dp, TWO, SHORT),
     (forget_to_scatter_over_edp, replace(TWO, zero=2), SHORT),
+    (forget_the_other_copy, replace(TWO, zero=2, replicate=2), SHORT),
     (swap_the_weights, TWO, SHORT),
     (lose_a_token, TWO, SHORT),
     (mix_up_the_sources, TWO, SHORT),

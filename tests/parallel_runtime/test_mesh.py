@@ -13,6 +13,18 @@ from stepscope.tracer.schema import AXES, MESH_AXES
 VIEWS = ("pp", "dp", "cp", "tp", "ep", "edp", "dp_cp", "pp_tp", "pp_dp_cp_tp", "world")
 
 
+def test_copies_of_experts_by_hand() -> None:
+    """dp 4 x tp 2 in two copies, ep 2: ranks 0 to 3 are one copy, and experts of even ranks are the same."""
+    mesh = Mesh(dp=4, ep=2, tp=2, replicas=2)
+    assert mesh.all_groups("edp") == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert mesh.all_groups("edp_shard") == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert mesh.all_groups("edp_replica") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert mesh.axis_of("edp_shard") == mesh.axis_of("edp_replica") == "edp"
+    stages = Mesh(pp=2, dp=2, ep=2)
+    assert stages.all_groups("edp_shard") == stages.all_groups("edp") == [(0,), (1,), (2,), (3,)]
+    assert Mesh(pp=2, dp=4, ep=2, replicas=2).group("edp_replica", 6) == (4, 6)
+
+
 def test_tp_is_innermost_and_pp_outermost() -> None:
     mesh = Mesh(pp=2, dp=2, tp=2)
     assert mesh.all_groups("tp") == [(0, 1), (2, 3), (4, 5), (6, 7)]
