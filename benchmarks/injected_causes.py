@@ -10,7 +10,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -33,31 +33,109 @@ WITHIN = 0.2
 
 @dataclass(frozen=True)
 class Case:
-    """`options` of both runs, `without` and `injected` of one. `rank` must change by `amount_ms` in `term`."""
+    """`options` of both runs, `without` and `injected` of one. `rank` must change by `amount_ms` in `term`.
+
+    `first`: how the first finding of the injected run begins; `cause_named`: what it or the first straggler says beside.
+    """
 
     cause: str
     options: Sequence[str]
     injected: Sequence[str]
     term: str
+    first: str
+    cause_named: str = ""
     rank: int | None = None  # None: mean over ranks
-    amount_ms: float | None = None  # None: not known beforehand
+    amount_ms: float | Callable[[Report, Report], float] | None = None  # of (without, with); None: not known beforehand
     without: Sequence[str] = ()
+    axis: str = ""  # operation class that changes most in the comparison with the run without
 
+
+def bucket_latency(base: Report, injected: Report) -> float:
+    """Each of the operations that the small buckets add crosses the slow link once."""
+    each = [float(report.alpha_beta.fits["operations_per_step"].iloc[0]) for report in (base, injected)]
+    return (each[1] - each[0]) * 5
+
+
+def hidden_before(base: Report, injected: Report) -> float:
+    """What was hidden under backward is exposed after it."""
+    return float(medians(base, None)["hidden_comm_ns"]) / MS
+
+
+WIDE_EXPERTS = ["--preset", "tiny-moe", "--dp", "2", "--ep", "2", "--hidden", "256", "--expert-ffn", "1024"]
+LONG_BACKWARD = ["--dp", "2", "--microbatches", "1", "--microbatch-size", "4", "--seq", "256", "--bucket-mb", "0.5"]
 
 CASES = (
-    Case("slow rank", ["--dp", "2"], ["--slow-rank", "1", "--slow-ms", "40"], "compute", 1, 40),
-    Case("slow stage", ["--pp", "2"], ["--slow-rank", "1", "--slow-ms", "40"], "compute", 1, 40),
-    Case("late host", ["--dp", "2"], ["--late-rank", "1", "--late-ms", "40"], "idle", 1, 40),
+    Case(
+        "slow rank",
+        ["--dp", "2"],
+        ["--slow-rank", "1", "--slow-ms", "100"],
+        "compute",
+        "Rank 1 (dp1) keeps others waiting",
+        "slower compute",
+        1,
+        100,
+    ),
+    Case(
+        "slow stage",
+        ["--pp", "2"],
+        ["--slow-rank", "1", "--slow-ms", "100"],
+        "compute",
+        "Rank 1 (pp1) keeps others waiting",
+        "slower compute",
+        1,
+        100,
+    ),
+    Case(
+        "slow link",
+        ["--pp", "2", "--schedule", "naive"],
+        ["--slow-link", "0-1", "--slow-link-ms", "60"],
+        "visible_comm",
+        "The pp link from rank 0 to rank 1 (stage 0 to stage 1) is slow",
+        rank=1,
+        amount_ms=4 * 60,
+        axis="pp receive",
+    ),
+    Case(
+        "late host",
+        ["--dp", "2"],
+        ["--late-rank", "1", "--late-ms", "100"],
+        "idle",
+        "Rank 1 (dp1) keeps others waiting",
+        "late host",
+        1,
+        100,
+    ),
     Case(
         "skewed experts",
-        ["--preset", "tiny-moe", "--dp", "2", "--ep", "2"],
-        ["--routing-skew", "2"],
-        "imbalance",
+        [*WIDE_EXPERTS, "--layers", "2", "--microbatches", "2"],
+        ["--routing-skew", "3"],
+        "compute",
+        "Rank 0 (dp0 ep0) keeps others waiting",
+        "expert load",
+        rank=0,
         without=["--routing-skew", "0"],
     ),
-    Case("tiny buckets", ["--dp", "2", "--no-overlap"], ["--bucket-mb", "0.004"], "visible_comm"),
-    Case("no overlap", ["--dp", "2"], ["--no-overlap"], "visible_comm"),
+    Case(
+        "tiny buckets",
+        ["--dp", "2", "--microbatches", "1", "--no-overlap", "--slow-link", "0-1", "--slow-link-ms", "5"],
+        ["--bucket-mb", "0.001"],
+        "visible_comm",
+        "The dp all-reduce is exposed",
+        "latency bound",
+        amount_ms=bucket_latency,
+        axis="dp all_reduce",
+    ),
+    Case(
+        "no overlap",
+        [*LONG_BACKWARD, "--slow-link", "0-1", "--slow-link-ms", "60"],
+        ["--no-overlap"],
+        "visible_comm",
+        "The dp all-reduce is exposed",
+        amount_ms=hidden_before,
+        axis="dp all_reduce",
+    ),
 )
+"""One program a cause: tests/test_injected_measured.py asserts what is named first, this file measures by how much."""
 
 
 def train(out: Path, options: Sequence[str], steps: int) -> Report:
@@ -85,8 +163,9 @@ def row(case: Case, folder: Path, steps: int) -> list[str]:
     change = float(after[f"{case.term}_ns"] - before[f"{case.term}_ns"])
     whole = float(medians(injected, None)["step_ns"] - medians(base, None)["step_ns"])
     share = verdict = units.DASH
-    if case.amount_ms is not None:
-        ratio = change / (case.amount_ms * MS)
+    amount = case.amount_ms(base, injected) if callable(case.amount_ms) else case.amount_ms
+    if amount is not None:
+        ratio = change / (amount * MS)
         share, verdict = units.share(ratio), "yes" if abs(ratio - 1) <= WITHIN else "no"
     first = injected.findings[0].text.partition(";")[0] if injected.findings else "none"
     where = "mean" if case.rank is None else f"rank {case.rank}"

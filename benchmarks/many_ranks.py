@@ -33,7 +33,7 @@ SHIFT_NS = 1000
 
 
 def make_run(source: Path, out: Path, ranks: int) -> int:
-    """Write a run of `ranks` ranks: the one in `source`, repeated along its data-parallel axis. Returns its rows.
+    """Write a run of `ranks` ranks: the one in `source`, repeated along its data-parallel axis. Returns the number of its events.
 
     ValueError where `ranks` is no multiple of the source's.
     """
@@ -176,7 +176,7 @@ def measure(what: str, arguments: list[str], ranks: int, rows: int, environment:
 
 def table(results: list[Measured]) -> str:
     """Markdown."""
-    lines = ["| command | ranks | rows | wall s | CPU-s | peak MB, all processes |", "|---|---|---|---|---|---|"]
+    lines = ["| command | ranks | events | wall s | CPU-s | peak MB, all processes |", "|---|---|---|---|---|---|"]
     for one in results:
         lines.append(
             f"| {one.what} | {one.ranks} | {one.rows:,} | {one.wall_s:.1f} | {one.cpu_s:.1f} | {one.peak_mb:.0f} |"

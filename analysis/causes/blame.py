@@ -13,10 +13,11 @@ are free, as many as the schedule itself needs.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -68,23 +69,27 @@ class Blame:
 
 
 class _Lines:
-    """The waits of each rank, sorted, for look-up by time."""
+    """The waits of each rank, sorted and disjoint, for look-up by time."""
 
     def __init__(self, waits: Mapping[int, Sequence[Wait]]) -> None:
-        self.waits = {rank: sorted(line, key=lambda wait: wait.start_ns) for rank, line in waits.items()}
+        self.waits = {rank: sorted(line, key=attrgetter("start_ns")) for rank, line in waits.items() if line}
         self.starts = {rank: [wait.start_ns for wait in line] for rank, line in self.waits.items()}
+        self.ends = {rank: [wait.end_ns for wait in line] for rank, line in self.waits.items()}
+
+    def busy(self, rank: int, start: int, end: int) -> bool:
+        """Whether `rank` computes, or does anything but wait, in all of [start, end)."""
+        starts = self.starts.get(rank)
+        if starts is None:
+            return True
+        last = bisect_left(starts, end) - 1
+        return last < 0 or self.ends[rank][last] <= start
 
     def overlapping(self, rank: int, start: int, end: int) -> list[Wait]:
         """Waits of `rank` that overlap [start, end), in order."""
-        line, found = self.waits.get(rank), []
-        if not line:
+        if rank not in self.waits:
             return []
-        position = max(bisect_right(self.starts[rank], start) - 1, 0)
-        while position < len(line) and line[position].start_ns < end:
-            if line[position].end_ns > start:
-                found.append(line[position])
-            position += 1
-        return found
+        first, last = bisect_right(self.ends[rank], start), bisect_left(self.starts[rank], end)
+        return self.waits[rank][first:last]
 
 
 def _follow(lines: _Lines, on: int, start: int, end: int, seen: frozenset[int], into: Counter[int]) -> None:
@@ -133,14 +138,14 @@ def blame(
     stage waits for the other in any case. `stage_of`: rank -> stage (-1 where unknown: no allowance).
     """
     lines = _Lines(waits)
-    by_step: dict[int | str, list[tuple[int, Wait]]] = defaultdict(list)
+    by_step: dict[int | str, list[Row]] = defaultdict(list)
     for rank, line in waits.items():
-        for wait in line:
-            if wait.on >= 0 and wait.on != rank and wait.end_ns > wait.start_ns:
-                by_step[wait.step].append((rank, wait))
+        for step, start, end, on, structural, _ in line:
+            if on >= 0 and on != rank and end > start:
+                by_step[step].append((end, start, rank, on, structural))
     result = Blame()
     for step, rows in by_step.items():
-        rows.sort(key=lambda row: (row[1].end_ns, row[1].start_ns, row[0]))
+        rows.sort()
         beyond: Counter[int] = Counter()
         free = (allowance or {}).get(step, {})
         result.charged[step] = _charge_step(lines, rows, free, stage_of or {}, beyond)
@@ -148,43 +153,48 @@ def blame(
     return result
 
 
+Row = tuple[int, int, int, int, bool]
+"""One wait: end, start, rank, the rank that it waited for, structural."""
+
+
 def _charge_step(
     lines: _Lines,
-    rows: Sequence[tuple[int, Wait]],
+    rows: Sequence[Row],
     allowance: Mapping[tuple[int, int], int],
     stage_of: Mapping[int, int],
     beyond: Counter[int],
 ) -> dict[int, Counter[int]]:
     """One step's waits in the order of their ends: what a rank had waited before is settled when it is needed."""
     charged: dict[int, Counter[int]] = defaultdict(Counter)
+    total: dict[int, int] = defaultdict(int)  # what each rank has been charged for so far
     left: dict[tuple[int, int], int] = {}  # (rank, stage waited for) -> structural ns not yet used
-    for rank, wait in rows:
-        for holder, ns in _holders(lines, rank, wait):
-            if wait.structural:
+    for end, start, rank, on, structural in rows:
+        held = ((on, end - start),) if lines.busy(on, start, end) else _holders(lines, rank, on, start, end)
+        for holder, ns in held:
+            if structural:
                 key = (rank, stage_of.get(holder, -1))
-                free = left.setdefault(key, allowance.get((stage_of.get(rank, -1), key[1]), 0))
-                left[key] = free - min(free, ns)
-                ns -= min(free, ns)
+                free = left.get(key, -1)
+                if free < 0:
+                    free = allowance.get((stage_of.get(rank, -1), key[1]), 0)
+                left[key] = max(free - ns, 0)
+                ns = max(ns - free, 0)
                 beyond[rank] += ns
             if ns > 0 and holder != rank:
-                _charge(charged, rank, holder, ns)
+                _charge(charged, total, rank, holder, ns)
     return {rank: counter for rank, counter in charged.items() if counter}
 
 
-def _holders(lines: _Lines, rank: int, wait: Wait) -> list[tuple[int, int]]:
-    """(rank, ns): whom the wait goes back to at the same instants, by rank."""
-    if not lines.overlapping(wait.on, wait.start_ns, wait.end_ns):  # as nearly always
-        return [(wait.on, wait.end_ns - wait.start_ns)]
+def _holders(lines: _Lines, rank: int, on: int, start: int, end: int) -> list[tuple[int, int]]:
+    """(rank, ns): whom a wait of `rank` for `on` goes back to at the same instants, by rank."""
     holders: Counter[int] = Counter()
-    _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), holders)
+    _follow(lines, on, start, end, frozenset((rank, on)), holders)
     return sorted(holders.items())
 
 
-def _charge(charged: dict[int, Counter[int]], rank: int, holder: int, ns: int) -> None:
+def _charge(charged: dict[int, Counter[int]], total: dict[int, int], rank: int, holder: int, ns: int) -> None:
     """Divide `ns` that `rank` waited for `holder`: what `holder` had itself waited more than `rank` is passed on."""
-    mine = charged[rank]
-    excess = sum(charged[holder].values()) - sum(mine.values())
-    passed = 0
+    mine, passed = charged[rank], 0
+    excess = total[holder] - total[rank]
     if excess > 0:
         debts = Counter({other: debt for other, debt in charged[holder].items() if other != rank and debt > 0})
         passed = min(ns, excess) if debts else 0
@@ -193,3 +203,4 @@ def _charge(charged: dict[int, Counter[int]], rank: int, holder: int, ns: int) -
                 mine[other] += part
     if ns > passed:
         mine[holder] += ns - passed
+    total[rank] += ns

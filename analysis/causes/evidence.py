@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
+from stepscope.analysis.causes.actions import step_durations
 from stepscope.analysis.causes.blame import Blame, Wait, blame, holders_of
 from stepscope.analysis.causes.classes import ahead_of
-from stepscope.analysis.causes.pipeline import observed_tables, planned_tables, replay, stage_of, step_durations
+from stepscope.analysis.causes.pipeline import observed_tables, planned_tables, replay, stage_of
 from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.ledger.decompose import Decomposition, step_column
 from stepscope.analysis.run import Run

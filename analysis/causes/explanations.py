@@ -34,6 +34,8 @@ IDLE_ADVICE = {
     "launch_bound": "fewer, larger operations (fusion, compilation, graphs): the host launches them too late to keep the device busy",
     "queued": "operations wait for others of their stream, or for a core, before they begin: fewer or earlier ones, or another stream",
     "hand_over": "the program hands a communication to its stream: fewer and larger ones; where ranks share cores, more cores",
+    "device_gap": "the device needs a moment between two operations: fewer, larger ones (fusion, compilation, graphs)",
+    "held": "look at what the streams wait for: events of other streams, copies, work of another process on the device",
     "head": "what the host does before a step's first operation: prepare data ahead",
     "tail": "what the host does after a step's last operation: logging, checkpoints, reading back",
 }

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 from stepscope.analysis import units
 from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, Ground, finding
-from stepscope.analysis.causes.reasons import basis
+from stepscope.analysis.causes.reasons import bases
 from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
 from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.records import Finding
@@ -77,11 +77,12 @@ def _name(ground: Ground, rank: int) -> str:
 
 
 def _persistent(ground: Ground, one: Straggler, cost: float) -> Finding:
-    why = _why(ground, one)
+    shown = _shown(ground, one)
+    why = _why(ground, one, shown)
     others = ground.parts[ground.parts["step"].isin(ground.means.steps)]["match_id"].nunique()
     last = f"; last to arrive in {one.last_arrivals} of {others} communications" if one.last_arrivals else ""
     text = f"{_name(ground, one.rank)} keeps others waiting for {units.duration(cost)} a step{why}{last}"
-    confidence = ground.sure if one.cause else "medium"
+    confidence = _confidence(ground, one, shown)
     advice = ADVICE.get(one.cause or "", "compare its timeline with that of a rank with the same work")
     return finding(ground, text, cost, confidence, advice, WAITING, rank=one.rank, **_longest_wait(ground, one.rank))
 
@@ -99,28 +100,48 @@ def _late_stages(ground: Ground, late: Set[int]) -> dict[int, list[Straggler]]:
 
 def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler]) -> Finding:
     cost, first = max(median(_waits(ground, one.rank)) for one in of), of[0]
+    shown = _shown(ground, first)
     ranks = ", ".join(str(one.rank) for one in sorted(of, key=lambda one: one.rank))
-    text = (
-        f"stage {stage} (ranks {ranks}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first)}"
-    )
+    text = f"stage {stage} (ranks {ranks}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first, shown)}"
     advice = f"give stage {stage} fewer layers, or layers that cost less; if its work is equal, look at its hosts"
-    confidence = ground.sure if first.cause else "medium"
+    confidence = _confidence(ground, first, shown)
     return finding(
         ground, text, cost, confidence, advice, WAITING, rank=first.rank, **_longest_wait(ground, first.rank)
     )
 
 
-def _why(ground: Ground, one: Straggler) -> str:
-    """`: slower compute, 30 ms more in forward than its peers`."""
+Shown = tuple[Excess, list[int], str]
+"""Where a rank exceeds its peers most: in the ledger, beside these peers, in this column."""
+
+
+def _shown(ground: Ground, one: Straggler) -> Shown | None:
+    """Where the cause of a straggler shows; None without one."""
     if one.cause is None:
-        return ""
+        return None
     rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
     ledger, wait = Excess(rows), sum(_waits(ground, one.rank)) / len(ground.means.steps)
     _, peers = explained(ledger, one.rank, ground.means.ranks, wait, ground.stage_of)
+    columns = comparable(one.rank, peers, ground.stage_of)
+    columns = [name for name in columns if CAUSES[name] in bases(one.cause)]
+    return ledger, peers, max(columns, key=lambda name: (ledger.of(one.rank, peers, name), name))
+
+
+def _confidence(ground: Ground, one: Straggler, shown: Shown | None) -> str:
+    """Medium without a cause, and where its steps differ so much that their mean may be chance."""
+    if shown is None:
+        return "medium"
+    ledger, peers, column = shown
+    return ground.sure if ledger.steady(one.rank, peers, column) else "medium"
+
+
+def _why(ground: Ground, one: Straggler, shown: Shown | None) -> str:
+    """`: slower compute, 30 ms more in forward than its peers`."""
+    if shown is None:
+        return ""
+    ledger, peers, column = shown
+    excess = ledger.of(one.rank, peers, column)
     outside = ground.stage_of(peers[0]) != ground.stage_of(one.rank) and -1 not in map(ground.stage_of, peers)
     than = "the other stages" if outside else "its peers"
-    columns = [name for name in comparable(one.rank, peers, ground.stage_of) if CAUSES[name] == basis(one.cause)]
-    excess, column = max((ledger.of(one.rank, peers, name), name) for name in columns)
     phase = ""
     if column == "start_ns":
         return f": {one.cause}, its step begins {units.duration(excess)} after its peers'"

@@ -18,10 +18,14 @@ from stepscope.analysis.ledger.decompose import Decomposition, step_column
 from stepscope.analysis.ledger.rows import COMM, COMPUTE, HOST, MEMCPY, looked_up
 from stepscope.analysis.ledger.steps import Windows
 from stepscope.analysis.ledger.summary import RankSummary
+from stepscope.analysis.ledger.waits import QUEUE_GAP_NS
 from stepscope.analysis.run import Columns, Run
 from stepscope.tracer.schema import STEP_ANNOTATION
 
-REASONS = ("synchronisation", "launch_bound", "queued", "hand_over", "host_work", "head", "tail", "unexplained")
+REASONS = (
+    *("synchronisation", "launch_bound", "queued", "hand_over", "device_gap", "held"),
+    *("host_work", "head", "tail", "unexplained"),
+)
 """In the order in which they are tried."""
 
 IDLE_COLUMNS = ("rank", "step", "idle_ns", *(f"{reason}_ns" for reason in REASONS))
@@ -59,9 +63,13 @@ def _explained(run: Run, summary: RankSummary, idle_time: Intervals) -> dict[str
     found["launch_bound"] = (start[late], end[late])
     left = (start[~held & ~late], end[~held & ~late])
     unknown = ~held & ~late & (launched < 0)
+    ready = ~held & ~late & (launched >= 0)
+    short = ready & (end - start <= QUEUE_GAP_NS)
     candidates = {
         "queued": intervals.union(summary.waits["start"], summary.waits["end"]),
         "hand_over": _handed_over(summary.comm["issue_ns"], start, end),
+        "device_gap": (start[short], end[short]),
+        "held": (start[ready & ~short], end[ready & ~short]),
         "host_work": intervals.intersect((start[unknown], end[unknown]), intervals.union(*rows.working)),
         **dict(zip(("head", "tail"), _edges(rows, summary.windows), strict=True)),
     }

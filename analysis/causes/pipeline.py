@@ -11,19 +11,11 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from stepscope.analysis.causes.summary import counted_rows, ratio, step_key
-from stepscope.analysis.ledger.steps import Windows
-from stepscope.analysis.run import Run
-from stepscope.tracer.schema import KINDS, PHASES, RunMeta, code_of
-
-WORK_PHASES = ("forward", "backward", "weight_grad")
-"""What a schedule orders; recomputation is part of the backward that asks for it."""
-
-ACTION_COLUMNS = ("rank", "step", "phase", "chunk", "microbatch", "stage", "start_ns", "end_ns", "compute_ns")
-
+from stepscope.analysis.causes.actions import WORK_PHASES, mean_durations
+from stepscope.analysis.causes.summary import counted_rows, ratio
+from stepscope.tracer.schema import RunMeta
 
 Time = Fraction | int
 """A time or duration in virtual time."""
@@ -56,68 +48,6 @@ class Pipeline:
 
 
 # -- what ran ----------------------------------------------------------------------------------------------------------
-
-
-def actions(run: Run, steps: Mapping[int, Windows]) -> pd.DataFrame:
-    """One row a (rank, step, phase, chunk, microbatch) that computed: first start, last end, summed compute in ns.
-
-    `steps`: the windows of each rank. Rows come in the order in which each rank ran them, in its own clock. Empty where
-    rows carry no phase and microbatch.
-    """
-    labels = list(dict.fromkeys(step for one in steps.values() for step in one.steps))
-    frames = [frame for rank in run.ranks if not (frame := _work_rows(run, rank, steps[rank], labels)).empty]
-    if not frames:
-        return pd.DataFrame({name: pd.Series(dtype="object") for name in ACTION_COLUMNS})
-    keys = ["rank", "step", "phase", "chunk", "microbatch", "stage"]
-    grouped = pd.concat(frames, ignore_index=True).groupby(keys, sort=False, as_index=False)
-    found = grouped.agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), compute_ns=("dur_ns", "sum"))
-    found["step"] = pd.Series([labels[code] for code in found["step"].tolist()], dtype="object")
-    found["phase"] = pd.Series([PHASES[code] for code in found["phase"].tolist()], dtype="object")
-    return found.sort_values(["rank", "start_ns"], kind="stable", ignore_index=True)[list(ACTION_COLUMNS)]
-
-
-def _work_rows(run: Run, rank: int, steps: Windows, labels: list[int | str]) -> pd.DataFrame:
-    """Computations of microbatches inside the windows of one rank; steps as places in `labels`, phases as codes."""
-    names = ("start_ns", "dur_ns", "kind", "phase", "stage", "chunk", "microbatch")
-    columns = run.columns(rank, *names)
-    phase = columns["phase"].copy()
-    phase[phase == code_of(PHASES, "recompute")] = code_of(PHASES, "backward")
-    work = [code_of(PHASES, name) for name in WORK_PHASES]
-    chosen = (columns["kind"] == code_of(KINDS, "compute")) & (columns["microbatch"] >= 0) & np.isin(phase, work)
-    start = columns["start_ns"][chosen]
-    if len(start) == 0:
-        return pd.DataFrame()
-    index = np.searchsorted(steps.start_ns, start, side="right") - 1
-    inside = (index >= 0) & (start < np.append(steps.end_ns, 0)[index])
-    frame = pd.DataFrame({name: columns[name][chosen][inside] for name in names})
-    frame["phase"] = phase[chosen][inside]
-    frame["step"] = np.array([labels.index(step) for step in steps.steps], np.int64)[index[inside]]
-    frame["end_ns"] = frame["start_ns"] + frame["dur_ns"]
-    frame["chunk"] = frame["chunk"].clip(lower=0)
-    frame["rank"] = rank
-    return frame
-
-
-def mean_durations(rows: pd.DataFrame) -> dict[str, Fraction]:
-    """Mean compute time in ns of one action of each phase, over ranks, stages, chunks and microbatches."""
-    code, phases = pd.factorize(rows["phase"], sort=True)
-    total, number = np.zeros(len(phases), np.int64), np.bincount(code, minlength=len(phases))
-    np.add.at(total, code, rows["compute_ns"].to_numpy(np.int64))
-    return {str(phase): Fraction(int(total[at]), int(number[at])) for at, phase in enumerate(phases)}
-
-
-def step_durations(rows: pd.DataFrame) -> dict[int | str, dict[str, int]]:
-    """`mean_durations` of every step, in the order in which steps come, to whole ns."""
-    step, steps = pd.factorize(rows["step"])
-    phase, phases = pd.factorize(rows["phase"], sort=True)
-    at = step * len(phases) + phase
-    total, number = np.zeros(len(steps) * len(phases), np.int64), np.bincount(at, minlength=len(steps) * len(phases))
-    np.add.at(total, at, rows["compute_ns"].to_numpy(np.int64))
-    found: dict[int | str, dict[str, int]] = {step_key(label): {} for label in steps}
-    for place in np.flatnonzero(number).tolist():
-        mean = Fraction(int(total[place]), int(number[place]))
-        found[step_key(steps[place // len(phases)])][str(phases[place % len(phases)])] = round(mean)
-    return found
 
 
 def recognise(orders: Mapping[int, Sequence[Slot]]) -> str | None:

@@ -2,7 +2,7 @@
 
 `late host` becomes `data loading` or `garbage collection` where host rows of such a name cover most of what the rank was
 idle beyond its peers; `slower compute` becomes `expert load` where it had more tokens for its experts, by at least the
-share that it computed longer.
+share that it computed longer; so does `slower communication` where experts are exchanged: who takes more, is sent more.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ HOST_WORK = {
 }
 """Names of host rows that say what the host was busy with (torch writes `enumerate(DataLoader)#...`)."""
 
-REFINES = {"data loading": "late host", "garbage collection": "late host", "expert load": "slower compute"}
-"""A reason -> the cause that it refines."""
+REFINES = {
+    "data loading": ("late host",),
+    "garbage collection": ("late host",),
+    "expert load": ("slower compute", "slower communication"),
+}
+"""A reason -> the causes that it refines."""
 
 MOST_OF_IT = 0.5
 """A reason is named when it covers at least this share of the excess."""
 
 
-def basis(cause: str | None) -> str | None:
-    """The cause that a reason refines; a cause as it is."""
-    return REFINES.get(cause, cause) if cause else None
+def bases(cause: str) -> tuple[str, ...]:
+    """The causes that a reason refines; a cause as it is."""
+    return REFINES.get(cause, (cause,))
 
 
 class Reasons:
@@ -54,7 +58,8 @@ class Reasons:
         """
         if cause == "late host":
             return self.host_work(rank, steps, excess) or cause
-        if cause == "slower compute" and self.more_tokens(rank, peers) >= max(share, 0.01):
+        exchanged = cause == "slower communication" and self._run.meta.mesh.get("ep", 1) > 1
+        if (cause == "slower compute" or exchanged) and self.more_tokens(rank, peers) >= max(share, 0.01):
             return "expert load"
         return cause
 

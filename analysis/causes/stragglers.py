@@ -29,6 +29,9 @@ CAUSES = {
 LEAST_SHARE = 0.25
 """A term explains a straggler when its excess is at least this share of the longest wait that it causes."""
 
+STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""Quantile 0.95 of Student's t for 1, 2, ... degrees of freedom; the last serves for more."""
+
 NEGLIGIBLE = 0.001
 """A rank that nobody waits for longer than this share of the step has no cause to name."""
 
@@ -121,9 +124,23 @@ class Excess:
 
     def of(self, rank: int, peers: Sequence[int], column: str) -> float:
         """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns; 0 without peers."""
+        each = self.each(rank, peers, column)
+        return float(np.nanmean(each)) if len(each) else 0.0
+
+    def each(self, rank: int, peers: Sequence[int], column: str) -> np.ndarray:
+        """The same step by step; empty without peers."""
         if not peers or rank not in self._place:
-            return 0.0
-        return float(np.nanmean(self._table(column)[:, self._place[rank]] - self._others(peers, column)))
+            return np.empty(0)
+        return self._table(column)[:, self._place[rank]] - self._others(peers, column)
+
+    def steady(self, rank: int, peers: Sequence[int], column: str) -> bool:
+        """Whether the excess of single steps bears its mean out: Student's t, one-sided, at 95 %. One step never does."""
+        each = self.each(rank, peers, column)
+        each = each[~np.isnan(each)]
+        if len(each) < 2:
+            return False
+        needed = STUDENT[min(len(each) - 1, len(STUDENT)) - 1]
+        return float(each.mean()) > needed * float(each.std(ddof=1)) / len(each) ** 0.5
 
     def share(self, rank: int, peers: Sequence[int], column: str) -> float:
         """`of` as a share of the mean of the peers' medians; infinite where these are 0."""

@@ -17,6 +17,7 @@ import numpy as np
 from stepscope.analysis.engine import map_ranks
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import store
+from stepscope.analysis.ingest.names_of_files import file_name
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.ingest.source import watched
 from stepscope.analysis.records import HealthItem
@@ -67,7 +68,7 @@ class Task:
     @property
     def file(self) -> str:
         """The file's name."""
-        return Path(self.path).name
+        return file_name(self.path)
 
     def __str__(self) -> str:
         return f"{self.rank} ({self.file})" if self.rank is not None else self.file
@@ -210,13 +211,17 @@ def _assemble(plan: Plan, entries: list[Entry]) -> dict[str, Any]:
 
 def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
     """Two files that are one rank: by what they say themselves, else by the rank that they were given."""
-    files: dict[int, str] = {}
+    first: dict[int, Entry] = {}
     for entry in entries:
         embedded = entry.get("facts", {}).get("rank")
         rank = embedded if embedded is not None else entry["rank"]
-        if rank is not None and files.setdefault(rank, entry["file"]) != entry["file"]:
+        if rank is None:
+            continue
+        other = first.setdefault(rank, entry)
+        if other is not entry:
+            key = "file" if other["file"] != entry["file"] else "path"  # of one name in two directories
             raise StepscopeError(
-                f"{files[rank]} and {entry['file']} are both rank {rank}: remove one of them, or say which rank each is "
+                f"{other[key]} and {entry[key]} are both rank {rank}: remove one of them, or say which rank each is "
                 "in the [ranks] table of a rules file"
             )
 
@@ -231,7 +236,7 @@ def written(task: Task, rank: int, result: RankFile) -> Entry:
 def with_facts(task: Task, rank: int, result: RankFile, entry: Entry) -> Entry:
     """The entry of a rank that was written, with what is said about it."""
     health = store.health_to_json([changed(item, rank=rank, file=task.file) for item in result.health])
-    return entry | {"file": task.file, "facts": result.facts, "health": health}
+    return entry | {"file": task.file, "path": task.path, "facts": result.facts, "health": health}
 
 
 def broken(task: Task, why: str) -> list[Entry]:
@@ -245,7 +250,8 @@ def broken(task: Task, why: str) -> list[Entry]:
         touches=("ledger", "summary", "collectives", "stragglers"),
         broken=True,
     )
-    return [{"rank": task.rank, "file": task.file, "broken": True, "health": store.health_to_json([item])}]
+    said = store.health_to_json([item])
+    return [{"rank": task.rank, "file": task.file, "path": task.path, "broken": True, "health": said}]
 
 
 def rules_of(task: Task) -> Any:

@@ -13,9 +13,12 @@ from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
 from stepscope.analysis.ingest.detect import detect
+from stepscope.analysis.ingest.names_of_files import file_name
 from stepscope.analysis.ingest.rules import load_rules
+from stepscope.analysis.ingest.source import filesystem_of
 from stepscope.analysis.records import HealthItem
-from stepscope.tracer.schema import RunMeta
+from stepscope.analysis.units import counted
+from stepscope.tracer.schema import RUN_FILE, RunMeta
 
 READERS = {"kineto": "kineto", "nsys": "nsys", "ndtimeline": "ndtimeline", "pp-vis": "pp_vis"}
 """Format -> module here whose `read_file` reads one task; imported when a file of the format is read."""
@@ -46,10 +49,10 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
         else:
             found.setdefault(format, []).append(file)
     if not found:
-        said = "; ".join(f"{Path(file).name}: {why}" for file, why in ignored[:5]) or "the directory is empty"
+        said = "; ".join(f"{file_name(file)}: {why}" for file, why in ignored[:5]) or "the directory is empty"
         raise StepscopeError(f"nothing in {', '.join(paths)} is a trace ({said})")
     if len(found) > 1:
-        said = "; ".join(f"{FORMAT_NAMES[format]}: {Path(files[0]).name}" for format, files in found.items())
+        said = "; ".join(f"{FORMAT_NAMES[format]}: {file_name(files[0])}" for format, files in found.items())
         raise StepscopeError(f"the files are of several formats ({said}): give those of one run")
     [(format, files)] = found.items()
     hints = _first_ranks(files, rules) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
@@ -72,7 +75,7 @@ def _first_ranks(files: list[str], rules: str | None) -> dict[str, int]:
     """Of exports with one device or several each: the rank of the first device."""
     from stepscope.analysis.ingest import nsys  # brings in sqlite
 
-    ordered = sorted(files, key=lambda one: names_of_files.natural(Path(one).name))
+    ordered = sorted(files, key=lambda one: names_of_files.natural(file_name(one)))
     return nsys.first_ranks(ordered, load_rules(rules))
 
 
@@ -80,7 +83,7 @@ def _tasks(
     format: str, files: list[str], hints: dict[str, int], rules: str | None, directory: Path, build: str
 ) -> list[Task]:
     if format in WHOLE_JOBS:
-        ordered = sorted(files, key=lambda one: names_of_files.natural(Path(one).name))
+        ordered = sorted(files, key=lambda one: names_of_files.natural(file_name(one)))
         size = sum(int(_fingerprint(file)[0]) for file in files)
         return [Task(format, ordered[0], None, directory, build, size, rules, tuple(ordered[1:]))]
     return [Task(format, file, hints.get(file), directory, build, int(_fingerprint(file)[0]), rules) for file in files]
@@ -106,7 +109,7 @@ def _listing(ignored: list[tuple[str, str]]) -> str:
     """What was ignored and why, the same reason said once: `2 files are no traces and were ignored: a, b (it is empty)`."""
     names: dict[str, list[str]] = {}
     for file, why in ignored:
-        names.setdefault(why, []).append(Path(file).name)
+        names.setdefault(why, []).append(file_name(file))
     listed = [
         f"{', '.join(files[:MOST_LISTED])}{', ...' if len(files) > MOST_LISTED else ''} ({why})"
         for why, files in names.items()
@@ -141,13 +144,21 @@ def _in_directory(directory: Path) -> list[str]:
     """The directory's own files, else those of all directories below."""
     own = [file for file in directory.iterdir() if file.is_file() and not file.name.startswith(".")]
     if not any(detect(str(file))[0] for file in own):
+        runs = sorted(one.name for one in directory.iterdir() if one.is_dir() and (one / RUN_FILE).is_file())
+        if runs:
+            named = ", ".join(runs[:5]) + (", ..." if len(runs) > 5 else "")
+            raise StepscopeError(
+                f"{directory} is no run, it holds {counted(len(runs), 'run', 'runs')} ({named}): name one"
+            )
         below = (file for file in directory.rglob("*") if file.is_file())
         own = [file for file in below if not any(part.startswith(".") for part in file.relative_to(directory).parts)]
     return sorted(str(file.resolve()) for file in own)
 
 
 def _expanded_url(url: str) -> list[str]:
-    fs, path = _filesystem(url)
+    """The files that a URL names; of a chained one (`zip://*.json::file:///traces.zip`) each with the rest of the chain."""
+    fs, path = filesystem_of(url)
+    _, link, rest = url.partition("::")
     try:
         if glob.has_magic(path):
             names = fs.glob(path)
@@ -155,25 +166,15 @@ def _expanded_url(url: str) -> list[str]:
             names = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
         else:
             names = [path]
-    except OSError as error:
+    except Exception as error:  # every filesystem has exceptions of its own
         raise StepscopeError(f"cannot list {url}: {error}") from error
-    return sorted(fs.unstrip_protocol(name) for name in names)
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    import fsspec  # only for URLs
-
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise StepscopeError(f"cannot open {url}: {error}") from error
-    return fs, path
+    return sorted(fs.unstrip_protocol(name) + link + rest for name in names)
 
 
 def _fingerprint(file: str) -> list[Any]:
     if "://" not in file:
         return fingerprint(Path(file))
-    fs, path = _filesystem(file)
+    fs, path = filesystem_of(file)
     info = fs.info(path)
     return [info.get("size") or 0, str(info.get("mtime") or info.get("LastModified") or info.get("ETag") or "")]
 

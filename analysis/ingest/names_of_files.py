@@ -12,14 +12,32 @@ _COORDINATE = re.compile(r"(?:^|[^a-z])(pp|dp|cp|ep|tp)[-_]?(\d+)(?!\d)", re.IGN
 _OUTERMOST_FIRST = ("pp", "dp", "cp", "ep", "tp")
 
 
+def file_name(path: str) -> str:
+    """The last part of a path or URL; of a chained URL (`zip://rank0.json::file:///traces.zip`) that of the file itself."""
+    return Path(path.partition("::")[0]).name
+
+
+def _told_apart(files: list[str]) -> dict[str, str]:
+    """What each file is called among these: its name, with its directories where names come twice (`rank-3/trace.json`)."""
+    names = {file: file_name(file) for file in files}
+    if len(set(names.values())) == len(files):
+        return names
+    parts = {file: Path(file.partition("::")[0]).parts for file in files}
+    shared = 0
+    while len({one[shared] for one in parts.values() if len(one) > shared + 1}) == 1:
+        shared += 1
+    return {file: "/".join(one[shared:]) for file, one in parts.items()}
+
+
 def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
     """The rank of each file as far as the user or its name tells, else its place in the order of the names.
 
-    A rank that a file itself names comes before all this. Names may carry the rank (`rank-10`, `worker3`) or coordinates
+    A rank that a file itself names comes before all this. Where names come twice, their directories count as part of
+    them. Names may carry the rank (`rank-10`, `worker3`) or coordinates
     (`TP-1-DP-0-PP-0`): then ranks are counted in the order of pp, dp, cp, ep, tp, tp innermost.
     """
-    names = {file: Path(file).name for file in files}
-    by_user = {file: rank for file, name in names.items() if (rank := rules.rank(name)) is not None}
+    names = _told_apart(files)
+    by_user = {file: rank for file in files if (rank := rules.rank(file_name(file))) is not None}
     rest = [file for file in files if file not in by_user]
     by_rank = {file: int(match.group(1)) for file in rest if (match := _RANK_IN_NAME.search(names[file]))}
     if len(by_rank) == len(rest) and len(set(by_rank.values())) == len(rest):
@@ -35,7 +53,7 @@ def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
 
 def rank_in(rules: Rules, file: str) -> int | None:
     """The rank that the user gives this file, else the one in its name (`rank-10`), else None."""
-    name = Path(file).name
+    name = file_name(file)
     found = _RANK_IN_NAME.search(name)
     given = rules.rank(name)
     return given if given is not None else int(found.group(1)) if found else None

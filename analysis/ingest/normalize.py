@@ -130,6 +130,11 @@ class Normalizer:
         """Columns that have one value in all rows, once they are understood."""
         return self._runs.constants
 
+    @property
+    def strings(self) -> list[str]:
+        """The rank's string table, once all rows are understood."""
+        return self._names.strings
+
     def add(self, chunk: Raw) -> None:
         """The next rows of the file."""
         self.seen += chunk.rows

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import names_of_files
-from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, written
-from stepscope.analysis.ingest.normalize import RankFile, normalize
+from stepscope.analysis.ingest import names_of_files, store
+from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, with_facts
+from stepscope.analysis.ingest.normalize import Normalizer, RankFile
 from stepscope.analysis.ingest.nsys_database import (
     CALLS,
     COPIES,
@@ -31,9 +32,10 @@ from stepscope.analysis.ingest.nsys_database import (
     Summary,
     opened,
 )
-from stepscope.analysis.ingest.nvtx_steps import Range, Step, steps_of
+from stepscope.analysis.ingest.nvtx_steps import Found, Range, Step, steps_of
 from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, Interner, Raw, blank
 from stepscope.analysis.ingest.rules import Rules
+from stepscope.analysis.run import Columns
 from stepscope.analysis.units import counted
 from stepscope.tracer.schema import FLAG_PARTIAL, STEP_ANNOTATION
 
@@ -110,52 +112,97 @@ def read_file(task: Task) -> list[Entry]:
     try:
         with opened(task.path) as database:
             summary = database.summary()
-            missing = [what for table, what in _SAID.items() if table not in database.tables]
-            entries = []
-            for index, place in enumerate(summary.devices):
-                reader = _Reader(database, place, summary, rules_of(task))
-                result = reader.result()
-                for what in missing:
-                    result.note("missing_table", f"the export has no {what}")
-                name = f"device {place.device}" + (f" of process {_pid(place.process)}" if place.process >= 0 else "")
-                result.facts["place"] = f"{name}, {counted(place.kernels, 'kernel', 'kernels')}"
-                entries.append(written(task, (task.rank or 0) + index, result))
+            first = task.rank or 0
+            entries = [
+                _read_rank(task, first + index, database, summary, place) for index, place in enumerate(summary.devices)
+            ]
         return entries or broken(task, "no device ran a kernel")
     except (sqlite3.Error, TypeError) as error:  # TypeError: NULL where every version has a number
         return broken(task, f"SQLite says: {error}")
 
 
+def _read_rank(task: Task, rank: int, database: Database, summary: Summary, place: Device) -> Entry:
+    """One device, in bounded memory."""
+    rules = rules_of(task)
+    with Normalizer(rules, False, task.directory) as normalizer:
+        reader = _Reader(database, place, summary, rules, normalizer.add)
+        steps = reader.read()
+        normalizer.understand(reader.raw({}, 0))
+        constants = normalizer.constants | {"rank": rank}
+        if any(step.partial for step in steps):
+            constants.pop("flags", None)
+        with store.RankWriter(task.directory, task.build, rank, constants) as writer:
+            result = normalizer.write(_WithPartialSteps(writer, steps, normalizer.strings))
+        reader.report(result)
+        for table, what in _SAID.items():
+            if table not in database.tables:
+                result.note("missing_table", f"the export has no {what}")
+        name = f"device {place.device}" + (f" of process {_pid(place.process)}" if place.process >= 0 else "")
+        result.facts["place"] = f"{name}, {counted(place.kernels, 'kernel', 'kernels')}"
+        return with_facts(task, rank, result, writer.entry)
+
+
+class _WithPartialSteps:
+    """A writer that flags the annotations of steps that the recording ended in."""
+
+    def __init__(self, writer: store.RankWriter, steps: tuple[Step, ...], strings: list[str]) -> None:
+        names = {f"{STEP_ANNOTATION}{step.number}" for step in steps if step.partial}
+        self._codes = [code for code, text in enumerate(strings) if text in names]
+        self._writer = writer
+        self.finish = writer.finish
+
+    def append(self, columns: Columns) -> None:
+        """The next rows."""
+        if self._codes:
+            flags = np.where(
+                np.isin(columns["name_id"], self._codes), columns["flags"] | FLAG_PARTIAL, columns["flags"]
+            )
+            columns = columns | {"flags": flags}
+        self._writer.append(columns)
+
+
 class _Reader:
     """One device's rows in the form that every reader gives."""
 
-    def __init__(self, database: Database, place: Device, summary: Summary, rules: Rules) -> None:
-        self._database, self._place, self._summary, self._rules = database, place, summary, rules
+    def __init__(
+        self, database: Database, place: Device, summary: Summary, rules: Rules, add: Callable[[Raw], None]
+    ) -> None:
+        self._database, self._place, self._rules, self._give = database, place, rules, add
+        self._header = {
+            "baseTimeNanoseconds": summary.session,
+            "distributedInfo": {"backend": "nccl"},
+            "host_name": summary.host,
+        }
         self._names = Interner()
-        self._parts: list[dict[str, np.ndarray]] = []
         self._ranges: list[Range] = []
         self._named: dict[str, bool] = {}
+        self._found = Found()
         self._graphs = 0
         self._last = 0
         self._texts: dict[int, str] = {
             int(key): str(text) for rows in database.rows(STRINGS, ("id", "value")) for key, text in rows
         }
 
-    def result(self) -> RankFile:
-        """The rank, with what is to be said of it."""
+    def read(self) -> tuple[Step, ...]:
+        """Give all rows on, some at a time; the steps."""
         self._device_rows()
         self._host_rows()
-        found = steps_of(self._ranges, self._rules, self._last)
-        self._add_steps(found.steps)
-        header: dict[str, Any] = {
-            "baseTimeNanoseconds": self._summary.session,
-            "distributedInfo": {"backend": "nccl"},
-            "host_name": self._summary.host,
-        }
-        raw = Raw(self._joined(), self._names.strings, header)
-        result = normalize(raw, self._rules, ours=False)
-        _mark_partial(result, [step for step in found.steps if step.partial])
-        if found.source and not found.source.startswith(STEP_ANNOTATION):
-            result.note("steps_from_ranges", f"the steps are the NVTX ranges called {found.source!r}")
+        self._found = steps_of(self._ranges, self._rules, self._last)
+        self._add_steps(self._found.steps)
+        return self._found.steps
+
+    def raw(self, given: dict[str, Any], rows: int) -> Raw:
+        """These columns, and the others without a value."""
+        columns = {}
+        for name in (*NUMBERS, *TEXTS):
+            dtype = np.int32 if name in TEXTS else np.int64
+            columns[name] = np.asarray(given[name], dtype) if name in given else blank(name, rows)
+        return Raw(columns, self._names.strings, dict(self._header))
+
+    def report(self, result: RankFile) -> None:
+        """Say what is to be said of the rank."""
+        if self._found.source and not self._found.source.startswith(STEP_ANNOTATION):
+            result.note("steps_from_ranges", f"the steps are the NVTX ranges called {self._found.source!r}")
         if self._graphs:
             said = counted(self._graphs, "launch of a CUDA graph is", "launches of CUDA graphs are")
             result.note(
@@ -164,7 +211,6 @@ class _Reader:
                 "--cuda-graph-trace=node",
                 touches=("compute_ns", "visible_comm_ns", "overlap_efficiency", "collectives"),
             )
-        return result
 
     def _device_rows(self) -> None:
         where = f"deviceId = {self._place.device}"
@@ -251,32 +297,7 @@ class _Reader:
         if sizes is not None:
             part["bytes"] = [MISSING if size is None else size for size in sizes]
         self._last = max(self._last, int(max(end)))
-        self._parts.append({name: np.asarray(values, np.int64) for name, values in part.items()})
-
-    def _joined(self) -> dict[str, np.ndarray]:
-        """Every column of all parts."""
-        rows = sum(len(part["ts"]) for part in self._parts)
-        columns = {}
-        for name in (*NUMBERS, *TEXTS):
-            given = [part.get(name) for part in self._parts]
-            if all(values is None for values in given):
-                columns[name] = blank(name, rows)
-                continue
-            missing = blank(name, 1)[0]
-            filled = [
-                np.full(len(part["ts"]), missing) if values is None else values
-                for part, values in zip(self._parts, given, strict=True)
-            ]
-            columns[name] = np.concatenate(filled).astype(np.int32 if name in TEXTS else np.int64)
-        return columns
-
-
-def _mark_partial(result: RankFile, steps: list[Step]) -> None:
-    """Flag the annotations of steps that the recording ended in."""
-    names = {f"{STEP_ANNOTATION}{step.number}" for step in steps}
-    codes = [code for code, text in enumerate(result.data.strings) if text in names]
-    events = result.data.events
-    events["flags"] = np.where(np.isin(events["name_id"], codes), events["flags"] | FLAG_PARTIAL, events["flags"])
+        self._give(self.raw(part, count))
 
 
 def _pid(process: int) -> int:

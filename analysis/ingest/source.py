@@ -45,7 +45,7 @@ class ByteSource:
         """Open the file; StepscopeError when that is not possible."""
         self.path = str(path)
         try:
-            self._file: BinaryIO = _open(self.path)
+            self._file, self._filesystem = _open(self.path)
         except OSError as error:
             raise StepscopeError(f"cannot read {self.path}: {error.strerror or error}") from error
         self.cut: str | None = None
@@ -119,10 +119,20 @@ class ByteSource:
         return data
 
 
-def _open(path: str) -> BinaryIO:
-    if "://" in path:
-        import fsspec  # only for URLs: a heavy import, and an optional one
+def _open(path: str) -> tuple[BinaryIO, Any]:
+    """The file, and what must live as long as it is read: an archive's filesystem closes the archive when it goes."""
+    if "://" not in path:
+        return open(path, "rb"), None
+    filesystem, inside = filesystem_of(path)
+    return filesystem.open(inside, "rb"), filesystem
 
-        opened: BinaryIO = fsspec.open(path, "rb").open()
-        return opened
-    return open(path, "rb")
+
+def filesystem_of(url: str) -> tuple[Any, str]:
+    """The filesystem that a URL names, and the path in it. StepscopeError where that cannot be had."""
+    import fsspec  # only for URLs: a heavy import, and an optional one
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except Exception as error:  # every filesystem has exceptions of its own
+        raise StepscopeError(f"cannot open {url}: {error}") from error
+    return filesystem, path

@@ -240,9 +240,10 @@ def _op_wait(summary: RankSummary, matches: Matches) -> np.ndarray:
     mine = table.of_rank(summary.rank)
     start = table["arrival_own"][mine]
     end = start + (waits.wait_end - table["arrival"])[mine]
-    for i in range(len(total)):  # steps are few
-        clipped = np.minimum(end, windows.end_ns[i]) - np.maximum(start, windows.start_ns[i])
-        total[i] = int(np.maximum(clipped, 0).sum())
+    full = np.flatnonzero(windows.step_ns > 0)
+    part, at = intervals.pairs((start, end), windows.intervals)
+    clipped = np.minimum(end[part], windows.intervals[1][at]) - np.maximum(start[part], windows.intervals[0][at])
+    np.add.at(total, full[at], clipped)
     return total
 
 

@@ -110,8 +110,34 @@ class Lookup:
         return answer
 
 
+class Members:
+    """Which of many ids are among some others: by a bit an id where they are dense, else by sorting."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        ids = ids[ids >= 0]
+        self._bits: np.ndarray | None = None
+        self._end = int(ids.max(initial=-1)) + 1
+        if self._end <= 256 * len(ids):
+            table = np.zeros(self._end + 1, bool)
+            table[ids] = True
+            self._bits = np.packbits(table, bitorder="little")
+        else:
+            self._ids = np.sort(ids)
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """bool, one an id (from 0 on)."""
+        if self._bits is None:
+            return self._ids[np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)] == ids
+        inside = np.minimum(ids, self._end)
+        found: np.ndarray = (self._bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 != 0
+        return found & (ids < self._end)
+
+
 def looked_up(keys: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """`Lookup(ids, values)(keys)`."""
+    """`Lookup(ids, values)(keys)`; of few keys and many ids, the ids that are no key are left out first."""
+    if 8 * len(keys) < len(ids):
+        chosen = np.flatnonzero(Members(keys)(ids))
+        ids, values = ids[chosen], values[chosen]
     return Lookup(ids, values)(keys)
 
 
@@ -122,13 +148,13 @@ def rank_rows(run: Run, rank: int) -> RankRows:
     pieces: list[_Piece] = []
     before = 0
     last_device_lane = max((lane.index for lane in lanes if lane.role != "host"), default=len(lanes))
-    launches: _Members | None = None
+    launches: Members | None = None
     for events in run.pieces(rank, *EVERY_ROW, *COMM_ROW):
         pieces.append(_piece(events, before, steps))
         before += len(events["kind"])
         if len(events["lane"]) and events["lane"][0] > last_device_lane:  # all device rows were seen
             if launches is None:
-                launches = _Members(np.concatenate([piece.device["launch"] for piece in pieces]))
+                launches = Members(np.concatenate([piece.device["launch"] for piece in pieces]))
             # calls that launched nothing, events and synchronisations, are most of a trace's: they are forgotten
             kept = launches(pieces[-1].calls["launch_id"])
             pieces[-1].calls = {name: values[kept] for name, values in pieces[-1].calls.items()}
@@ -202,29 +228,6 @@ def _piece(events: Columns, before: int, steps: dict[int, int]) -> _Piece:
         stages=_stages(events["stage"][device]),
         partial=bool((flags & FLAG_PARTIAL).any()),
     )
-
-
-class _Members:
-    """Which of many ids are among some others: by a bit an id where they are dense, else by sorting."""
-
-    def __init__(self, ids: np.ndarray) -> None:
-        ids = ids[ids >= 0]
-        self._bits: np.ndarray | None = None
-        self._end = int(ids.max(initial=-1)) + 1
-        if self._end <= 256 * len(ids):
-            table = np.zeros(self._end + 1, bool)
-            table[ids] = True
-            self._bits = np.packbits(table, bitorder="little")
-        else:
-            self._ids = np.sort(ids)
-
-    def __call__(self, ids: np.ndarray) -> np.ndarray:
-        """bool, one an id (from 0 on)."""
-        if self._bits is None:
-            return self._ids[np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)] == ids
-        inside = np.minimum(ids, self._end)
-        found: np.ndarray = (self._bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 != 0
-        return found & (ids < self._end)
 
 
 def _joined(pieces: list[Columns]) -> Columns:

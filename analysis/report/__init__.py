@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
+from stepscope.analysis.causes.actions import actions
 from stepscope.analysis.causes.alpha_beta import alpha_beta
 from stepscope.analysis.causes.audit import remarks
 from stepscope.analysis.causes.classes import ahead_at, class_means, operation_classes, picture
@@ -22,7 +23,7 @@ from stepscope.analysis.causes.idle import idle
 from stepscope.analysis.causes.links import links
 from stepscope.analysis.causes.memory import memory
 from stepscope.analysis.causes.patterns import straggler_groups
-from stepscope.analysis.causes.pipeline import actions, pipeline
+from stepscope.analysis.causes.pipeline import pipeline
 from stepscope.analysis.causes.ratios import contention, ratios
 from stepscope.analysis.causes.reasons import Reasons
 from stepscope.analysis.causes.stages import stages as stage_balance

@@ -79,6 +79,8 @@ WHY_IDLE = {
     "launch_bound": "The next operation was launched only after the device had run dry.",
     "queued": "The rank waits for a communication that has not begun.",
     "hand_over": "A communication has been issued; the rank has not gone on, and it has not begun.",
+    "device_gap": "The next operation had been launched, and began within 10 µs.",
+    "held": "The next operation had been launched, and began later than that.",
     "host_work": "Rows of the host are recorded, and nothing tells when the next operation was launched.",
     "head": "Before the first operation of the step.",
     "tail": "After the last operation of the step.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from trace_files import row, step
+from trace_files import row, step, write_run
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
@@ -247,6 +249,32 @@ def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path: Path) -> N
         open_run(tmp_path)
 
 
+def test_two_files_of_one_rank_and_one_name_are_named_with_their_directories(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        write(tmp_path / place / "t.json", [row(place, 0, 1)], distributedInfo={"rank": 0, "world_size": 2})
+    with pytest.raises(StepscopeError, match=r"a/t\.json and \S*b/t\.json are both rank 0"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ["rank-10/t.json", "rank-2/t.json", "rank-0/t.json"],  # the rank in the directory
+        ["node10/gpu0.json", "node2/gpu0.json", "node2/gpu1.json"],  # a rank within a node: counted on
+        ["node1/TP-0.json", "node0/TP-1.json", "node0/TP-0.json"],
+    ],
+)
+def test_files_of_one_name_are_told_apart_by_their_directories(tmp_path: Path, places: list[str]) -> None:
+    for place in places:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        write(tmp_path / place, [row(place, 0, 1)])
+    run = open_run(tmp_path)
+    found = [events_of(run, rank)[0][0] for rank in run.ranks]
+    assert found == sorted(places, key=lambda place: [int(n) for n in re.findall(r"\d+", place)])
+    assert run.ranks == ([0, 2, 10] if places[0].startswith("rank") else [0, 1, 2])
+
+
 def test_a_broken_file_leaves_the_others(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", [row("a", 0, 1)])
     (tmp_path / "rank1.json.gz").write_bytes(gzip.compress(b'{"traceEvents": ['))
@@ -275,6 +303,37 @@ def test_files_below_a_directory_and_by_url(tmp_path: Path, own_cache: Path) -> 
     assert open_run(f"file://{tmp_path}/t/deep/rank*.json").ranks == [3]
     assert not list((tmp_path / "t").rglob(".stepscope*"))  # a foreign folder is left as it is
     assert len(list((own_cache / "stepscope").iterdir())) == 3
+
+
+def test_a_directory_of_runs_says_which_there_are(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_run(tmp_path / name)
+    with pytest.raises(StepscopeError, match=r"is no run, it holds 2 runs \(a, b\): name one"):
+        open_run(tmp_path)
+
+
+def test_archives_and_filesystems_without_a_disk(tmp_path: Path) -> None:
+    """`zip://` chains and any other filesystem of fsspec, with patterns, directories and names of files."""
+    fsspec = pytest.importorskip("fsspec")
+    texts = {f"t/rank{rank}.json": json.dumps({"traceEvents": [row(f"of {rank}", 0, 1)]}) for rank in (0, 1)}
+    texts["t/LICENSE"] = "MIT"
+    with zipfile.ZipFile(tmp_path / "traces.zip", "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+            with fsspec.open(f"memory://{name}", "w") as file:
+                file.write(text)
+    for url in (f"zip://t/rank*.json::file://{tmp_path}/traces.zip", f"zip://t::{tmp_path}/traces.zip", "memory://t"):
+        run = open_run(url)
+        assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["of 0", "of 1"], url
+        ignored = [item.text for item in run.health.items if item.code == "ignored_files"]
+        assert len(ignored) == (0 if "*" in url else 1) and all("LICENSE (" in text for text in ignored)
+    assert open_run([f"zip://t/rank1.json::{tmp_path}/traces.zip"]).ranks == [1]
+    with pytest.raises(StepscopeError, match=r"a zip archive: unpack it, or name what is in it \(zip://\*::"):
+        open_run(tmp_path / "traces.zip")
+    for wrong in ("zip://*::nothing.zip", f"zip://*::{tmp_path}/t.json", "nosuch://x"):
+        (tmp_path / "t.json").write_text("{}")
+        with pytest.raises(StepscopeError, match="cannot open"):
+            open_run(wrong)
 
 
 def test_what_a_run_of_several_files_is_called(tmp_path: Path) -> None:

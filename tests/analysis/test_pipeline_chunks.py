@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import Timeline
 
-from stepscope.analysis.causes.pipeline import Slot, actions, observed_tables, recognise, replay, theory
+from stepscope.analysis.causes.actions import actions
+from stepscope.analysis.causes.pipeline import Slot, observed_tables, recognise, replay, theory
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.report import analyze
 from stepscope.analysis.run import Run

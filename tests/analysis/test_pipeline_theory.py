@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pipeline_runs import PipelineRun, order_of, pipeline_run
 from timelines import Timeline
 
-from stepscope.analysis.causes.pipeline import Slot, actions, pipeline, recognise, replay, theory
+from stepscope.analysis.causes.actions import actions
+from stepscope.analysis.causes.pipeline import Slot, pipeline, recognise, replay, theory
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.report import analyze
 from stepscope.analysis.run import Run

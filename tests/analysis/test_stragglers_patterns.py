@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 from injected_timelines import with_tokens
 from pipeline_runs import MS, PipelineRun
 from timelines import Timeline
 
 from stepscope.analysis.causes.patterns import pattern
-from stepscope.analysis.causes.reasons import basis
+from stepscope.analysis.causes.reasons import bases
+from stepscope.analysis.causes.stragglers import Excess
 from stepscope.analysis.report import Report, analyze
 from stepscope.analysis.report.view import group_lines
 
@@ -110,7 +112,7 @@ def late_with(name: str | None, host_row: tuple[int, int] = (0, 60)) -> Report:
 def test_host_rows_say_what_a_late_host_did(name: str | None, found: str) -> None:
     report = late_with(name)
     assert (report.stragglers[0].rank, report.stragglers[0].cause) == (1, found)
-    assert basis(found) == "late host"
+    assert bases(found) == ("late host",)
     (finding,) = [one for one in report.findings if one.rank == 1]
     assert f": {found}, 60 ns more than its peers" in finding.text
 
@@ -131,3 +133,60 @@ def test_more_tokens_explain_slower_experts(mine: int, found: str) -> None:
         made.step(number, slow={2: 5})
     report = analyze(with_tokens(made.run(), {0: 100, 1: 100, 2: mine, 3: 100}))
     assert (report.stragglers[0].rank, report.stragglers[0].cause) == (2, found)
+
+
+@pytest.mark.parametrize(
+    ("mine", "ep", "found"),
+    [(200, 2, "expert load"), (120, 2, "slower communication"), (200, 1, "slower communication")],
+)
+def test_more_tokens_explain_longer_exchanges(mine: int, ep: int, found: str) -> None:
+    """Rank 0 computes as long as rank 1, and is in transfer for 120 of each step where rank 1 is for 80: 50 % more, so that
+    rank 1 waits 40 for it at the end. Without experts that are exchanged tokens explain no transfer."""
+    line = Timeline(world=2, mesh={"dp": 2, "ep": ep})
+    line.group("ep", "ep", 0, 1)
+    line.group("alone", "ep", 0)
+    line.group("other", "ep", 1)
+    for number in range(3):
+        at = number * 300
+        line.step(at, at + 300, number)
+        for rank in range(2):
+            line.compute(rank, at, at + 100)
+        line.collective("alone", number, {0: (at + 100, at + 220)}, "all_to_all", axis="ep", strategy="ep")
+        line.collective("other", number, {1: (at + 100, at + 180)}, "all_to_all", axis="ep", strategy="ep")
+        line.collective("ep", number, {0: (at + 220, at + 260), 1: (at + 180, at + 260)}, "all_reduce", axis="ep")
+    report = analyze(with_tokens(line.run(), {0: mine, 1: 100}))
+    assert (report.stragglers[0].rank, report.stragglers[0].cause) == (0, found)
+    (finding,) = [one for one in report.findings if "keeps others waiting" in one.text]
+    assert f": {found}, 40 ns more than its peers" in finding.text
+
+
+# -- confidence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("excess", "steady"),
+    [
+        ([5, 5, 5], True),
+        ([25, 5, 15], False),  # mean 15, deviation 10: t = 2.6, needed 2.92
+        ([25, 10, 15], True),  # mean 16.7, deviation 7.6: t = 3.8
+        ([-3, 14, 36, 72], False),  # t = 1.8, needed 2.35
+        ([10, 30], False),  # t = 2, needed 6.3
+        ([7], False),
+        ([25, 5, 15, 25, 5, 15, 25, 5, 15], True),  # the same spread over more steps: t = 5.2
+    ],
+)
+def test_a_mean_that_single_steps_do_not_bear_out(excess: list[int], steady: bool) -> None:
+    rows = [
+        {"rank": rank, "step": step, "ns": 100 + more * rank} for step, more in enumerate(excess) for rank in (0, 1)
+    ]
+    assert Excess(pd.DataFrame(rows)).steady(1, [0], "ns") is steady
+    assert not Excess(pd.DataFrame(rows)).steady(1, [], "ns")
+
+
+@pytest.mark.parametrize(
+    ("units", "confidence"), [([5, 5, 5, 5], "high"), ([1, 12, 2, 3], "medium"), ([5, 5], "medium")]
+)
+def test_a_rank_that_is_late_by_chance_is_not_named_with_confidence(units: list[int], confidence: str) -> None:
+    (finding,) = [one for one in slow_by(units).findings if one.rank == 2]
+    assert "Rank 2 (dp2) keeps others waiting" in finding.text
+    assert finding.confidence == confidence

@@ -23,6 +23,7 @@ from stepscope.parallel_runtime.cp.ring import RingAttention
 from stepscope.parallel_runtime.cp.ulysses import to_heads, to_positions
 from stepscope.parallel_runtime.data import local_batch, sequences
 from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.dry import operations_of_step
 from stepscope.parallel_runtime.grad_sync import gradient_view
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.messages import sent
@@ -235,12 +236,7 @@ def test_heads_and_positions_by_hand(pool, layout):
 
 
 def rows_of(parallel, model=MODEL, train=TRAIN, rank=0):
-    recorder = Recorder(rank)
-    comm = DryComm(Mesh.of(parallel), rank, recorder, streams_of(model, parallel, train))
-    device = Device.named("dry")
-    program = build(Configuration(model, parallel, train), comm, device)
-    train_step(program, 0, InjectedCauses(train, rank, device, recorder))
-    return recorder.operations()
+    return operations_of_step(Configuration(model, parallel, train), rank)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -11,11 +11,10 @@ from equality import TRAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.comm import READ_COUNTS
-from stepscope.parallel_runtime.compose import Configuration, build, streams_of
+from stepscope.parallel_runtime.compose import Configuration
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig
-from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.dry import dry_step, operations_of_step
 from stepscope.parallel_runtime.ep.balance import moved
 from stepscope.parallel_runtime.ep.permutation import by_expert, by_source, combine, order_of, permute, splits_of
 from stepscope.parallel_runtime.ep.planned import received_of, sent_of, tokens_of
@@ -33,8 +32,6 @@ from stepscope.parallel_runtime.model.router import (
 )
 from stepscope.parallel_runtime.model.seams import Seams
 from stepscope.parallel_runtime.traffic import Row, step_traffic
-from stepscope.parallel_runtime.train import train_step
-from stepscope.tracer.recorder import Recorder
 
 P = ParallelConfig
 MODEL = ModelConfig(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, experts=8, expert_ffn=12)
@@ -217,27 +214,11 @@ def test_a_loss_added_in_the_middle():
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1.0), ("float16", 1024.0)])
 def test_the_auxiliary_loss_is_scaled_as_the_models(dtype, scale):
     """A mean over the 12 sequences of a step; float16 multiplies every gradient."""
-    program = dry(AUX, P(dp=2, ep=2), replace(SINGLE, dtype=dtype), Recorder(0))
+    program, _ = dry_step(Configuration(AUX, P(dp=2, ep=2), replace(SINGLE, dtype=dtype)), 0)
     assert program.chunks[0].layers["1"].feed_forward.loss_scale == pytest.approx(scale / 12)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
-
-
-DRY = Device.named("dry")
-
-
-def dry(model, parallel, train, recorder):
-    """The program of one rank on tensors without data."""
-    comm = DRY.comm(Mesh.of(parallel), recorder.rank, recorder, streams_of(model, parallel, train))
-    return build(Configuration(model, parallel, train), comm, DRY)
-
-
-def dry_rows(model, parallel, train, rank):
-    """All rows of a step of it."""
-    recorder = Recorder(rank)
-    train_step(dry(model, parallel, train, recorder), 0, InjectedCauses(train, rank, DRY, recorder))
-    return recorder.operations()
 
 
 SINGLE = replace(TRAIN, dtype="float32", microbatches=3, clip=1.0)
@@ -270,7 +251,7 @@ def test_rows_are_the_predicted_ones(case):
     mesh = Mesh.of(parallel)
     for rank in range(mesh.world_size):
         where = mesh.coordinates(rank)
-        rows = [row for row in dry_rows(model, parallel, SINGLE, rank) if row.kind == "comm"]
+        rows = [row for row in operations_of_step(Configuration(model, parallel, SINGLE), rank) if row.kind == "comm"]
         found = Counter(Row(row.axis, row.strategy, row.collective, row.phase, row.bytes) for row in rows)
         routing = planned_routing(model, parallel, SINGLE, where["ep"])
         assert found == step_traffic(model, parallel, SINGLE, where["pp"], mesh.index("shard", rank), routing), rank
@@ -279,7 +260,11 @@ def test_rows_are_the_predicted_ones(case):
 
 
 def test_each_read_of_counts_is_a_row_behind_the_exchange_that_it_waits_for():
-    rows = [row for row in dry_rows(MODEL, P(dp=2, ep=2), SINGLE, 0) if row.kind in ("comm", "wait", "host")]
+    rows = [
+        row
+        for row in operations_of_step(Configuration(MODEL, P(dp=2, ep=2), SINGLE), 0)
+        if row.kind in ("comm", "wait", "host")
+    ]
     reads = [place for place, row in enumerate(rows) if row.name == READ_COUNTS]
     assert len(reads) == MODEL.layers * SINGLE.microbatches
     for place in reads:

@@ -26,10 +26,10 @@ from stepscope.__main__ import INTERRUPTED, status_of
 from stepscope.exit_codes import ExitCode
 from stepscope.parallel_runtime import train as train_module
 from stepscope.parallel_runtime.causes import InjectedCauses
-from stepscope.parallel_runtime.comm import DryComm
 from stepscope.parallel_runtime.compose import Configuration, build, streams_of
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig
 from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.dry import operations_of_step
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.train import overall, train_step
 from stepscope.tracer.clock import anchor, host_offsets
@@ -49,13 +49,7 @@ def configuration(model: ModelConfig = MODEL, train: TrainConfig = TRAIN, **para
 
 def dry_plan(c: Configuration, rank: int) -> list[Operation]:
     """The rows of the second step on tensors without data."""
-    device, recorder = Device.named("dry"), Recorder(rank)
-    comm = device.comm(Mesh.of(c.parallel), rank, recorder, streams_of(c.model, c.parallel, c.train))
-    assert isinstance(comm, DryComm)
-    program = build(c, comm, device)
-    for step in range(2):
-        train_step(program, step, InjectedCauses(c.train, rank, device, recorder))
-    return plan_of(recorder.operations())
+    return plan_of(operations_of_step(c, rank, steps=2))
 
 
 def on_rank_step(rank: int, c: Configuration, steps: int = 2) -> tuple[list[Operation], dict[str, torch.Tensor]] | None:

@@ -13,19 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool import COMM_TIMEOUT_S, GROUPS
 
-from stepscope.parallel_runtime.causes import InjectedCauses
 from stepscope.parallel_runtime.comm import DryComm
 from stepscope.parallel_runtime.comm_gloo import make_process_groups
-from stepscope.parallel_runtime.compose import Configuration, build, streams_of
+from stepscope.parallel_runtime.compose import Configuration
 from stepscope.parallel_runtime.config import ParallelConfig
 from stepscope.parallel_runtime.data import local_batch
-from stepscope.parallel_runtime.device import Device
+from stepscope.parallel_runtime.dry import dry_step, operations_of_step
 from stepscope.parallel_runtime.layout import shard_shape
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.parallel_runtime.model.initial import initialise, parameter_shapes
 from stepscope.parallel_runtime.model.stage import Stage
 from stepscope.parallel_runtime.optimizer import TO_DEVICE, TO_HOST, Optimizer
-from stepscope.parallel_runtime.train import train_step
 from stepscope.parallel_runtime.zero.fully_sharded import Gathered
 from stepscope.parallel_runtime.zero.sharded import STREAMS, ShardedData
 from stepscope.parallel_runtime.zero.units import FlatUnit, Piece, Use, flat_units, gathers, pieces_of, uses_of
@@ -109,15 +107,6 @@ def counters_of(recorder):
     return found
 
 
-def dry_step(model, parallel, train, rank=0):
-    """(program, recorder) after a step on tensors without data."""
-    device, recorder = Device.named("dry"), Recorder(rank)
-    comm = device.comm(Mesh.of(parallel), rank, recorder, streams_of(model, parallel, train))
-    program = build(Configuration(model, parallel, train), comm, device)
-    train_step(program, 0, InjectedCauses(train, rank, device, recorder))
-    return program, recorder
-
-
 ADAMW = replace(DOUBLE, optimizer="adamw", dtype="float32")
 STATE = {  # bytes of (parameter, gradient, optimizer) for each parameter, and which of them ZeRO cuts
     "float32": (4, 4, 8),
@@ -132,7 +121,7 @@ def test_state_bytes_are_those_of_theory(level, dtype):
     train = replace(ADAMW, dtype=dtype)
     whole = sum(math.prod(shape) for shape in parameter_shapes(MODEL).values())
     for rank in range(4):
-        program, recorder = dry_step(MODEL, P(dp=4, zero=level), train, rank)
+        program, recorder = dry_step(Configuration(MODEL, P(dp=4, zero=level), train), rank)
         padded = sum(unit.flat.padded for unit in program.gradients.units) if level else whole
         own = sum(parameter.numel() for parameter in program.gradients.parameters)
         assert (padded - whole < 4 * 4 and padded // 4 - own < 16) or level == 0
@@ -146,7 +135,7 @@ def test_state_bytes_are_those_of_theory(level, dtype):
 
 
 def test_offloaded_state_is_no_device_memory():
-    program, recorder = dry_step(MODEL, P(dp=2, zero=1, offload="cpu"), ADAMW)
+    program, recorder = dry_step(Configuration(MODEL, P(dp=2, zero=1, offload="cpu"), ADAMW), 0)
     own = sum(parameter.numel() for parameter in program.gradients.parameters)
     counters = counters_of(recorder)
     assert counters["optimizer_bytes", ""] == [0]
@@ -154,7 +143,7 @@ def test_offloaded_state_is_no_device_memory():
 
 
 def test_between_steps_nothing_is_gathered():
-    program, _ = dry_step(MODEL, P(dp=2, zero=3), ADAMW)
+    program, _ = dry_step(Configuration(MODEL, P(dp=2, zero=3), ADAMW), 0)
     assert all(unit.whole.untyped_storage().nbytes() == 0 for unit in program.gradients.units)
 
 
@@ -163,7 +152,7 @@ def test_between_steps_nothing_is_gathered():
 
 def communications(parallel, model=MODEL, train=DOUBLE):
     """(row number, row) of the communications of a step, and all rows."""
-    rows = dry_step(model, parallel, train)[1].operations()
+    rows = operations_of_step(Configuration(model, parallel, train), 0)
     return [(number, row) for number, row in enumerate(rows) if row.kind == "comm"], rows
 
 
@@ -205,7 +194,9 @@ def test_few_units_are_whole_at_a_time(prefetch, recompute, monkeypatch):
 
     monkeypatch.setattr(Gathered, "ask", asked)
     monkeypatch.setattr(Gathered, "free", freed)
-    dry_step(replace(MODEL, layers=4), P(dp=2, zero=3, prefetch=prefetch, recompute=recompute), DOUBLE)
+    dry_step(
+        Configuration(replace(MODEL, layers=4), P(dp=2, zero=3, prefetch=prefetch, recompute=recompute), DOUBLE), 0
+    )
     assert max(most) == prefetch + 1
     assert not whole
 
@@ -246,7 +237,9 @@ def test_deferred_gradients_are_counted_apart():
 
 
 def test_offload_copies_are_rows():
-    program, recorder = dry_step(MODEL, P(dp=2, zero=2, offload="cpu"), replace(ADAMW, dtype="bfloat16"))
+    program, recorder = dry_step(
+        Configuration(MODEL, P(dp=2, zero=2, offload="cpu"), replace(ADAMW, dtype="bfloat16")), 0
+    )
     own = sum(parameter.numel() for parameter in program.gradients.parameters)
     copies = [row for row in recorder.operations() if row.kind == "memcpy"]
     assert [(row.name, row.bytes, row.phase) for row in copies] == [
