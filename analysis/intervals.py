@@ -45,6 +45,33 @@ def join(*sets: Intervals) -> Intervals:
     return union(np.concatenate([one[0] for one in held]), np.concatenate([one[1] for one in held]))
 
 
+def appended(parts: list[Intervals]) -> Intervals:
+    """Union of canonical sets of which each begins where the one before begins or later; the list gives them up.
+
+    Only the ends of the sets are looked at, so that no copy of the whole is made but the result.
+    """
+    starts: list[np.ndarray] = []
+    ends: list[np.ndarray] = []
+    while parts:
+        start, end = parts.pop(0)
+        if not start.size:
+            continue
+        reach = int(ends[-1][-1]) if ends else None
+        if reach is not None and start[0] <= reach:
+            swallowed = int(np.searchsorted(start, reach, "right"))  # those begin before the last one ends
+            ends[-1] = np.append(ends[-1][:-1], max(reach, int(end[swallowed - 1])))
+            start, end = start[swallowed:], end[swallowed:]
+            if not start.size:
+                continue
+        starts.append(start)
+        ends.append(end)
+    if not starts:
+        return EMPTY
+    low = np.concatenate(starts)
+    starts.clear()
+    return low, np.concatenate(ends)
+
+
 def pairs(a: Intervals, b: Intervals) -> tuple[np.ndarray, np.ndarray]:
     """Indices `(i, j)` of all pairs with `a[i]` and `b[j]` overlapping, sorted by i, then j.
 
@@ -92,6 +119,9 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     if a[0].size == 0 or b[0].size == 0:
         return a
     low, high = int(a[0][0]), int(a[1][-1])
+    if b[0].size > 8 * a[0].size:  # only those of `b` that meet `a`
+        met = np.unique(pairs(a, b)[1])
+        b = b[0][met], b[1][met]
     return intersect(a, complement(b, low, high))
 
 
@@ -102,13 +132,29 @@ def length(a: Intervals) -> int:
 
 def cover(a: Intervals, instants: np.ndarray) -> np.ndarray:
     """For each instant x the measure of `a` before x; so `a` covers `cover(end) - cover(start)` of `[start, end)`."""
-    total = np.concatenate(([0], np.cumsum(a[1] - a[0])))
     begun = np.searchsorted(a[0], instants, "right")
-    measure = total[begun]
+    measure = _first(a, begun)
     if a[0].size:
         open_end = a[1][np.maximum(begun - 1, 0)]
         measure = measure - np.where(begun > 0, np.maximum(open_end - instants, 0), 0)
     return measure
+
+
+def _first(a: Intervals, counts: np.ndarray) -> np.ndarray:
+    """Measure of the first `counts` intervals, for each count; of few counts without an array as long as the set."""
+    if 64 * counts.size > a[0].size:
+        return np.concatenate(([0], np.cumsum(a[1] - a[0])))[counts]
+    distinct, inverse = np.unique(counts, return_inverse=True)
+    sums = [
+        int(a[1][low:high].sum(dtype=np.uint64)) - int(a[0][low:high].sum(dtype=np.uint64))
+        for low, high in zip([0, *distinct.tolist()], distinct.tolist(), strict=False)
+    ]
+    total = 0
+    totals = np.empty(len(sums), np.int64)
+    for place, one in enumerate(sums):
+        total += one % (1 << 64)  # sums of stamps wrap around; their difference does not
+        totals[place] = total
+    return totals[inverse]
 
 
 def covered(a: Intervals, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

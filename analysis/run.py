@@ -46,6 +46,8 @@ def sort_events(events: Columns) -> Columns:
 def sort_order(events: Columns) -> np.ndarray:
     """Indices that put rows into the store's order."""
     lane, start, dur = events["lane"], events["start_ns"], events["dur_ns"]
+    if len(lane) and lane.max() < 1 << 15 and lane.min() >= 0:
+        lane = lane.astype(np.int16)  # numpy sorts these by radix, in a tenth of the time
     order = np.argsort(lane, kind="stable")  # most lanes are in time order already: sort only those that are not
     edges = np.flatnonzero(np.diff(lane[order], prepend=-2, append=-2))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

@@ -85,11 +85,11 @@ class LaunchCheck:
     def report(self, note: Note) -> None:
         """Say what does not fit."""
         lost = 0
-        if self._calls:
-            calls = np.concatenate(self._calls, axis=1)
-            device = np.concatenate(self._device, axis=1) if self._device else np.zeros((2, 0), np.int64)
-            calls, _ = self._joined(calls, device)
-            lost = int(calls[2].sum())
+        device = np.concatenate(self._device, axis=1) if self._device else np.zeros((2, 0), np.int64)
+        self._device = []
+        while self._calls:
+            calls, device = self._joined(self._calls.pop(0), device)
+            lost += int(calls[2].sum())
         if self._early:
             note(
                 "earlier_than_launch",

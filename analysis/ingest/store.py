@@ -340,19 +340,15 @@ class _Reader:
             yield self._events(rank, entry, names)
             return
         with self._opened(events_file(rank)) as parquet:
-            batches = parquet.iter_batches(ROW_GROUP, columns=stored, use_threads=False)
-            while True:
-                try:
-                    batch = next(batches, None)
+            for group in range(parquet.num_row_groups):
+                try:  # iter_batches would hold buffers of all row groups
+                    table = parquet.read_row_group(group, columns=stored, use_threads=False)
                 except (OSError, pa.ArrowInvalid) as error:
                     raise self._damaged(events_file(rank)) from error
-                if batch is None:
-                    return
-                count = batch.num_rows
                 yield {
-                    name: np.full(count, constants[name], EVENT_COLUMNS[name])
+                    name: np.broadcast_to(np.array([constants[name]], EVENT_COLUMNS[name]), table.num_rows)
                     if name in constants
-                    else batch[name].to_numpy()
+                    else table[name].to_numpy()
                     for name in names
                 }
 

@@ -93,14 +93,13 @@ def _rank_time(summary: RankSummary, view: RankParts, base: _Basis, charged: Cha
     visible = intervals.subtract(base.transferring, summary.compute)
     sure = intervals.union(view.wait_end[split], view.end[split])
     bubble, nonblocking = charged.bubble, charged.nonblocking
-    busy = intervals.join(summary.compute, base.comm)
     terms = {
         "compute": summary.compute,
         "visible_comm": visible,
         "bubble": intervals.union(charged.start[bubble], charged.end[bubble]),
         "imbalance": intervals.union(charged.start[~bubble], charged.end[~bubble]),
-        "memcpy": intervals.subtract(summary.memcpy, busy),
-        "idle": summary.idle(busy),
+        "memcpy": intervals.subtract(intervals.subtract(summary.memcpy, summary.compute), base.comm),
+        "idle": summary.idle(summary.compute, base.comm),
     }
     unsplit = intervals.subtract(visible, sure)
     return RankTime(

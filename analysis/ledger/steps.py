@@ -31,7 +31,7 @@ class Windows:
     end_ns: np.ndarray
     flags: list[tuple[str, ...]]
     cpu_step_ns: np.ndarray  # duration of the step's annotation, -1 without one
-    launched: np.ndarray  # of each device row (RankRows.device_rows): position of the step that launched it, -1 unknown
+    launched: np.ndarray  # of each device row: position of the step that launched it, -1 unknown
     health: list[HealthItem] = field(default_factory=list)
 
     @property
@@ -137,11 +137,15 @@ def _by_annotation(rows: RankRows) -> Windows:
 
 
 def _launching_step(rows: RankRows) -> np.ndarray:
-    """Position of the annotation that was open when each device row's launching call began, -1 for none."""
-    call = rows.launched_at(rows.launch)
+    """Position (int32) of the annotation that was open when each device row's launching call began, -1 for none."""
     start, end = rows.steps["start"], rows.steps["end"]
-    step = np.searchsorted(start, call, "right") - 1
-    return np.where((call >= 0) & (call < end[-1]) | (step < len(start) - 1), step, -1)
+    calls, last = rows.calls_of(), len(start) - 1
+    steps = np.full(len(rows.start), -1, np.int32)
+    for part in rows.slices():
+        call = calls(rows.launch[part])
+        step = np.searchsorted(start, call, "right") - 1
+        steps[part] = np.where((call >= 0) & (call < end[-1]) | (step < last), step, -1)
+    return steps
 
 
 @dataclass
@@ -164,20 +168,22 @@ def _by_launch(rows: RankRows, step: np.ndarray) -> Windows:
     starts = np.maximum.accumulate([span.start for span in spans])
     ends = np.append(starts[1:], max(last_end, int(starts[-1])))
     found, place = _assemble(rows, spans, starts, ends, used)
-    found.launched = np.where(step >= 0, place[step], -1)
+    found.launched = np.append(place, -1).astype(np.int32)[step]  # the last entry is that of -1
     _note_launches(found, rows)
     return found
 
 
 def _main_stream_starts(rows: RankRows, step: np.ndarray, count: int) -> np.ndarray:
     """Earliest start of a compute kernel of each step on the stream with the most compute time, -1 for none."""
-    compute = rows.kind == COMPUTE
     first = np.full(count, np.iinfo(np.int64).max)
-    if compute.any():
-        busy = np.zeros(int(rows.lane.max()) + 1, np.int64)
-        np.add.at(busy, rows.lane[compute], (rows.end - rows.start)[compute])
-        main = np.flatnonzero(compute & (rows.lane == int(busy.argmax())) & (step >= 0))
-        np.minimum.at(first, step[main], rows.start[main])
+    busy = np.zeros(int(rows.lane.max()) + 1, np.int64)
+    for part in rows.slices():
+        compute = rows.kind[part] == COMPUTE
+        np.add.at(busy, rows.lane[part][compute], (rows.end[part] - rows.start[part])[compute])
+    main_lane = int(busy.argmax())
+    for part in rows.slices():
+        main = (rows.kind[part] == COMPUTE) & (rows.lane[part] == main_lane) & (step[part] >= 0)
+        np.minimum.at(first, step[part][main], rows.start[part][main])
     return np.where(first == np.iinfo(np.int64).max, -1, first)
 
 
@@ -251,18 +257,21 @@ def _note_empty(found: Windows) -> None:
 
 def _note_launches(found: Windows, rows: RankRows) -> None:
     """Totals of the rows without a launch record and of those that run past the window of the step that launched them."""
-    orphan = found.launched < 0
-    total = int((rows.end - rows.start)[orphan].sum())
-    if orphan.any():
-        text = (
-            f"rank {rows.rank}: {int(orphan.sum())} of {len(orphan)} device rows ({total} ns) have no launch in a step"
-        )
+    orphans = orphan_ns = spilling = spilt_ns = 0
+    for part in rows.slices():
+        start, end, launched = rows.start[part], rows.end[part], found.launched[part]
+        orphan = launched < 0
+        orphans += int(orphan.sum())
+        orphan_ns += int((end - start)[orphan].sum())
+        past = end - np.maximum(start, found.end_ns[np.maximum(launched, 0)])
+        past = past[~orphan & (past > 0)]
+        spilling += len(past)
+        spilt_ns += int(past.sum())
+    if orphans:
+        text = f"rank {rows.rank}: {orphans} of {len(rows.start)} device rows ({orphan_ns} ns) have no launch in a step"
         _note(found, "no_launch", f"{text}; the ledger counts them by time, tables by step do not")
-    owned = np.flatnonzero(~orphan)
-    limit = found.end_ns[found.launched[owned]]
-    past = np.maximum(rows.end[owned] - np.maximum(rows.start[owned], limit), 0)
-    if past.any():
-        text = f"rank {rows.rank}: {int((past > 0).sum())} device rows run {int(past.sum())} ns past the step that launched them"
+    if spilling:
+        text = f"rank {rows.rank}: {spilling} device rows run {spilt_ns} ns past the step that launched them"
         _note(found, "spill", text)
 
 
@@ -271,8 +280,13 @@ def _note_outside(found: Windows, rows: RankRows) -> None:
     if not found.steps:
         return
     low, high = int(found.start_ns[0]), int(found.end_ns[-1])  # windows tile what lies between
-    inside = np.minimum(rows.end, high) - np.maximum(rows.start, low)
-    beyond = rows.end - rows.start - np.maximum(inside, 0)
-    if beyond.any():
-        text = f"rank {rows.rank}: {int((beyond > 0).sum())} device rows lie {int(beyond.sum())} ns outside all steps"
+    outside = outside_ns = 0
+    for part in rows.slices():
+        start, end = rows.start[part], rows.end[part]
+        inside = np.minimum(end, high) - np.maximum(start, low)
+        beyond = end - start - np.maximum(inside, 0)
+        outside += int((beyond > 0).sum())
+        outside_ns += int(beyond.sum())
+    if outside_ns:
+        text = f"rank {rows.rank}: {outside} device rows lie {outside_ns} ns outside all steps"
         _note(found, "outside", f"{text}; no step counts that time")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from stepscope.analysis import intervals
 from stepscope.analysis.intervals import Intervals
-from stepscope.analysis.ledger.rows import COMPUTE, MEMCPY, RankRows, rank_rows
+from stepscope.analysis.ledger.rows import COMPUTE, MEMCPY, SLICE, RankRows, rank_rows
 from stepscope.analysis.ledger.steps import Windows, windows_of
 from stepscope.analysis.run import Columns, Run
 
@@ -31,14 +32,16 @@ class RankSummary:
     waits: Columns
     stages: tuple[int, ...]
 
-    def idle(self, busy: Intervals) -> Intervals:
-        """Instants of the windows in which nothing of the rank is in flight; `busy`: all but memory copies."""
-        windows = self.windows.intervals
-        if len(windows[0]) == 0:
-            return intervals.EMPTY
-        everything = intervals.join(busy, self.memcpy)
-        free = intervals.complement(everything, int(windows[0].min()), int(windows[1].max()))
-        return intervals.intersect(free, intervals.join(windows))
+    def idle(self, *busy: Intervals) -> Intervals:
+        """Instants of the windows in which nothing of the rank is in flight; `busy`: all but memory copies.
+
+        Windows are worked on some at a time: a rank of ten million events has millions of idle stretches.
+        """
+        found = []
+        for low, high in _spans(intervals.join(self.windows.intervals), [self.memcpy, *busy]):
+            held = intervals.join(*(intervals.clip(one, low, high) for one in (self.memcpy, *busy)))
+            found.append(intervals.complement(held, low, high))
+        return intervals.appended(found)
 
 
 def summarise(run: Run, rank: int) -> RankSummary:
@@ -51,14 +54,41 @@ def summarise(run: Run, rank: int) -> RankSummary:
         rank=rank,
         host=rows.host,
         windows=windows,
-        compute=intervals.union(*rows.of_kind(COMPUTE)),
-        memcpy=intervals.union(*rows.of_kind(MEMCPY)),
+        compute=_union_of(rows, COMPUTE),
+        memcpy=_union_of(rows, MEMCPY),
         comm=comm,
         texts=texts,
         streams=tuple(lane.name for lane in rows.lanes),
         waits=rows.waits,
         stages=rows.stages,
     )
+
+
+def _union_of(rows: RankRows, kind: int) -> Intervals:
+    """When the rank does work of a kind: the union of its rows, as many at a time as start within one span of time."""
+    total = int(np.count_nonzero(rows.kind == kind))
+    pieces = max(-(-total // SLICE), 1)
+    if pieces == 1:
+        chosen = rows.kind == kind
+        return intervals.union(rows.start[chosen], rows.end[chosen])
+    sample = np.sort(rows.start[rows.kind == kind][:: max(total // (16 * pieces), 1)])
+    cuts = [sample[len(sample) * k // pieces] for k in range(1, pieces)]
+    bounds = [np.iinfo(np.int64).min, *cuts, np.iinfo(np.int64).max]
+    found = []
+    for low, high in pairwise(bounds):
+        chosen = (rows.kind == kind) & (rows.start >= low) & (rows.start < high)
+        found.append(intervals.union(rows.start[chosen], rows.end[chosen]))
+    return intervals.appended(found)
+
+
+def _spans(windows: Intervals, sets: Sequence[Intervals]) -> Iterator[tuple[int, int]]:
+    """The windows, longer ones in parts that hold at most about SLICE intervals of each of the sets."""
+    for low, high in zip(windows[0].tolist(), windows[1].tolist(), strict=True):
+        cuts: set[int] = set()
+        for one in sets:
+            first, last = np.searchsorted(one[0], (low, high)).tolist()
+            cuts.update(one[0][first + SLICE : last : SLICE].tolist())
+        yield from pairwise(sorted({low, high, *cuts}))
 
 
 def summaries(run: Run, ranks: Sequence[int] | None = None) -> list[RankSummary]:
@@ -69,7 +99,7 @@ def summaries(run: Run, ranks: Sequence[int] | None = None) -> list[RankSummary]
 def _own_texts(rows: RankRows) -> tuple[Columns, tuple[str, ...]]:
     """The communications with ids into the few texts that they use themselves."""
     comm = dict(rows.comm)
-    comm["launch_ns"] = rows.launched_at(comm["launch_id"])
+    comm["launch_ns"] = rows.calls_of()(comm["launch_id"])
     used = np.unique(np.concatenate([comm[name] for name in TEXT_COLUMNS]))
     used = used[used >= 0]
     for name in TEXT_COLUMNS:
