@@ -135,7 +135,8 @@ def _on_dask(
     if not items:
         return []
     try:
-        from distributed import Client, as_completed
+        from distributed import Client, KilledWorker, as_completed
+        from distributed.comm import CommClosedError
     except ImportError as error:
         raise StepscopeError("engine dask needs Dask: pip install 'stepscope[cluster]'") from error
     try:
@@ -152,12 +153,16 @@ def _on_dask(
             failure = future.exception()
             if isinstance(failure, StepscopeError):
                 raise failure
+            if isinstance(failure, KilledWorker):
+                raise StepscopeError(f"rank {items[index]}: every worker that read it died, for want of memory perhaps")
             if failure is not None:
                 raise _named(failure, items[index]) from failure
             results[index] = future.result()
             if done is not None:
                 done(items[index], results[index])
         return [results[index] for index in range(len(items))]
+    except CommClosedError as error:
+        raise StepscopeError(f"the Dask scheduler at {address} is gone: start the cluster again") from error
     finally:
         client.cancel(futures)
         client.close()
