@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from stepscope.analysis.causes.classes import class_steps
 from stepscope.analysis.causes.summary import TERM_COLUMNS, Means, grained, number
 from stepscope.analysis.records import JSON_SCHEMA_VERSION
 from stepscope.analysis.report import Report, analyze
@@ -182,17 +182,6 @@ def _class_deltas(a: Report, b: Report) -> tuple[Delta, ...]:
         return ()
     filled = [[{name: step.get(name, Fraction(0)) for name in names} for step in side] for side in sides]
     return tuple(sorted(_deltas(names, *filled), key=lambda delta: (-abs(delta.delta_ns), delta.name)))
-
-
-def class_steps(classes: pd.DataFrame, means: Means) -> list[dict[str, Fraction]]:
-    """Per counted step, the mean over counted ranks of every class: name -> ns."""
-    rows = classes[classes["rank"].isin(means.ranks)]
-    sums = rows.groupby(["step", "class"], sort=False)["ns"].sum()
-    result: list[dict[str, Fraction]] = []
-    for step in means.steps:
-        part = sums.loc[step] if step in sums.index.get_level_values(0) else pd.Series(dtype="int64")
-        result.append({str(name): Fraction(int(ns), len(means.ranks)) for name, ns in part.items()})
-    return result
 
 
 # -- JSON and the verdict for CI ---------------------------------------------------------------------------------------

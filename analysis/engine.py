@@ -8,7 +8,9 @@ run twice for one rank (a worker that died, or seemed to): what it writes must b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.analysis.errors import StepscopeError
@@ -74,18 +76,24 @@ def _in_processes(
 ) -> list[Result]:
     import multiprocessing  # here: opening a store needs neither
     from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
 
     # spawned, not forked: a fork would copy the locks of other threads (pyarrow, a dashboard) in whatever state they are
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context)
+    pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context, initializer=_end_on_interrupt)
     futures: dict[Future[Result], Item] = {}
     try:
-        futures = {pool.submit(fn, item): item for item in items}
+        with _interrupts_later():
+            futures = {pool.submit(fn, item): item for item in items}
         pending = set(futures)
         while pending:
             finished, pending = wait(pending, return_when=FIRST_EXCEPTION if done is None else "FIRST_COMPLETED")
             for future in finished:
                 error = future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    raise StepscopeError(
+                        "a process that read traces was killed, for want of memory perhaps: try --engine serial"
+                    ) from error
                 if isinstance(error, StepscopeError):
                     raise error
                 if error is not None:
@@ -95,6 +103,26 @@ def _in_processes(
         return [future.result() for future in futures]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C waits for the end of this block; processes that are started within it begin with Ctrl-C blocked."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_on_interrupt() -> None:
+    """In a worker, once it has imported everything: end on Ctrl-C without a traceback; the command says what there is to say."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _on_dask(
@@ -107,7 +135,8 @@ def _on_dask(
     if not items:
         return []
     try:
-        from distributed import Client, as_completed
+        from distributed import Client, KilledWorker, as_completed
+        from distributed.comm import CommClosedError
     except ImportError as error:
         raise StepscopeError("engine dask needs Dask: pip install 'stepscope[cluster]'") from error
     try:
@@ -124,12 +153,16 @@ def _on_dask(
             failure = future.exception()
             if isinstance(failure, StepscopeError):
                 raise failure
+            if isinstance(failure, KilledWorker):
+                raise StepscopeError(f"rank {items[index]}: every worker that read it died, for want of memory perhaps")
             if failure is not None:
                 raise _named(failure, items[index]) from failure
             results[index] = future.result()
             if done is not None:
                 done(items[index], results[index])
         return [results[index] for index in range(len(items))]
+    except CommClosedError as error:
+        raise StepscopeError(f"the Dask scheduler at {address} is gone: start the cluster again") from error
     finally:
         client.cancel(futures)
         client.close()

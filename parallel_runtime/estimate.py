@@ -19,11 +19,12 @@ def state_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig
     """Bytes of model state of a rank of the fullest stage.
 
     An element takes w bytes as parameter and as gradient (w of `dtype`), and in the optimizer twice max(w, 4) for AdamW
-    and 4 for the float32 copy of a 16-bit one. tp cuts matrices, ep the experts; zero cuts optimizer state (1), gradients
+    and max(w, 4) for the copy of a 16-bit one, or of one that is updated in the host's memory (`offload`). tp cuts matrices, ep the experts; zero cuts optimizer state (1), gradients
     too (2), parameters too (3) over the ranks that hold the same.
     """
     width = BYTES[train.dtype]
-    optimizer = (2 * max(width, 4) if train.optimizer == "adamw" else 0) + (4 if width < 4 else 0)
+    copied = width < 4 or parallel.offload != "none"
+    optimizer = max(width, 4) * ((2 if train.optimizer == "adamw" else 0) + copied)
 
     def element(shards: int) -> float:
         parts = ((width, 3), (width, 2), (optimizer, 1))

@@ -112,10 +112,11 @@ def holders_of(waits: Mapping[int, Sequence[Wait]]) -> dict[int, Counter[int]]:
     lines = _Lines(waits)
     found: dict[int, Counter[int]] = {}
     for rank, line in waits.items():
-        held = found.setdefault(rank, Counter())
+        held: Counter[int] = Counter()
         for wait in line:
             _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), held)
         held.pop(rank, None)
+        found[rank] = +held
     return found
 
 
@@ -200,7 +201,8 @@ def _charge(charged: dict[int, Counter[int]], total: dict[int, int], rank: int, 
         passed = min(ns, excess) if debts else 0
         if passed:
             for other, part in _shared(passed, debts).items():
-                mine[other] += part
+                if part:
+                    mine[other] += part
     if ns > passed:
         mine[holder] += ns - passed
     total[rank] += ns

@@ -7,7 +7,9 @@ transferring is a class of its own, `visible_comm dp all_reduce (unsplit)`, on w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -44,20 +46,27 @@ def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def class_steps(classes: pd.DataFrame, mean: Means) -> list[dict[str, Fraction]]:
+    """Per counted step, the mean over the ranks that count in it of every class: name -> ns."""
+    total: dict[int | str, Counter[str]] = {step: Counter() for step in mean.steps}
+    nobody: frozenset[int] = frozenset()
+    columns = (classes[name].tolist() for name in COLUMNS)
+    for rank, step, name, ns in zip(*columns, strict=True):
+        if rank in mean.counted.get(step, nobody):
+            total[step][name] += ns
+    return [{name: Fraction(ns, len(mean.counted[step])) for name, ns in total[step].items()} for step in mean.steps]
+
+
 def class_means(classes: pd.DataFrame, mean: Means) -> pd.DataFrame:
     """CLASS_MEAN_COLUMNS of the counted ranks and steps, the longest first. `share`: of the mean step; they sum to those
     of the terms that they are part of (memory copies and idle have no classes)."""
-    if not mean.steps:
-        return pd.DataFrame(columns=list(CLASS_MEAN_COLUMNS))
-    rows = classes[classes["rank"].isin(mean.ranks) & classes["step"].isin(mean.steps)]
-    total = rows.groupby("class")["ns"].sum() if len(rows) else pd.Series(dtype="int64")
-    found = [
-        (str(name), int(ns) / (len(mean.ranks) * len(mean.steps)))
-        for name, ns in total.sort_values(ascending=False, kind="stable").items()
-    ]
-    step = float(mean.values["step_ns"])
-    rows_of = [(*_taken_apart(name), ns, ns / step if step else np.nan) for name, ns in found]
-    return pd.DataFrame(rows_of, columns=list(CLASS_MEAN_COLUMNS))
+    steps = class_steps(classes, mean)
+    names = dict.fromkeys(name for one in steps for name in one)
+    found = [(name, float(sum((one.get(name, 0) for one in steps), Fraction(0)) / len(steps))) for name in names]
+    found.sort(key=lambda one: -one[1])
+    step = float(mean.step_ns or 0)
+    rows = [(*_taken_apart(name), ns, ns / step if step else np.nan) for name, ns in found]
+    return pd.DataFrame(rows, columns=list(CLASS_MEAN_COLUMNS))
 
 
 def _taken_apart(name: str) -> tuple[str, str, str, str, bool]:

@@ -42,11 +42,13 @@ class Memory:
     peaks: pd.DataFrame
 
 
-def optimizer_bytes(optimizer: str, dtype: str) -> int | None:
-    """Bytes of optimizer state a parameter: Adam's two moments, at least in float32, and a float32 copy of 16-bit ones."""
-    copy = 4 if dtype in ("bfloat16", "float16") else 0
+def optimizer_bytes(optimizer: str, dtype: str, offload: str = "none") -> int | None:
+    """Bytes of optimizer state a parameter: Adam's two moments, at least in float32, and a copy in that precision of 16-bit
+    ones, and of all that are updated in the host's memory."""
+    width = 8 if dtype == "float64" else 4
+    copies = int(dtype in ("bfloat16", "float16") or offload != "none")
     moments = {"sgd": 0, "adam": 2, "adamw": 2}.get(optimizer)
-    return None if moments is None else copy + moments * (8 if dtype == "float64" else 4)
+    return None if moments is None else (copies + moments) * width
 
 
 def theory(setup: Setup, stage: int) -> dict[str, int | None]:
@@ -54,7 +56,7 @@ def theory(setup: Setup, stage: int) -> dict[str, int | None]:
     parts = replicated(setup, stage)
     whole = sum(sum(elements.values()) for _, elements in parts)
     cut = sum(padded(one, ranks) // ranks for ranks, elements in parts for one in elements.values())
-    each = optimizer_bytes(setup.optimizer, setup.dtype)
+    each = optimizer_bytes(setup.optimizer, setup.dtype, setup.offload)
     return {
         "parameters": (cut if setup.zero >= 3 else whole) * setup.item,
         "gradients": (cut if setup.zero >= 2 else whole) * setup.item,

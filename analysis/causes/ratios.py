@@ -25,10 +25,12 @@ CONTENTION_COLUMNS = (
     "outside",
     "inside_ns",
     "outside_ns",
+    "outside_spread",
     "contention",
     "extra_ns_per_step",
 )
-"""One row a kernel name; `extra_ns_per_step`: (inside_ns - outside_ns) x inside, of a rank and step."""
+"""One row a kernel name; `outside_spread`: standard deviation / mean of its runs alone, large where one name stands for
+kernels of several sizes (traces keep no shapes); `extra_ns_per_step`: (inside_ns - outside_ns) x inside, of a rank and step."""
 
 
 def ratios(decomposition: Decomposition, mean: Means) -> pd.DataFrame:
@@ -65,13 +67,16 @@ def contention(run: Run, decomposition: Decomposition, mean: Means) -> pd.DataFr
     if not frames or not mean.steps:
         return pd.DataFrame(columns=list(CONTENTION_COLUMNS))
     every = pd.concat(frames, ignore_index=True)
-    for side in ("inside", "outside"):
-        every[f"{side}_ns"] *= every[side]
+    weighed = {"inside_ns": "inside", "outside_ns": "outside", "outside_square_ns": "outside"}
+    for column, count in weighed.items():
+        every[column] *= every[count]
     named = every.groupby("name", as_index=False)
-    found = named[["inside", "outside", "inside_ns", "outside_ns"]].sum()
+    found = named[["inside", "outside", *weighed]].sum()
     found["ranks"] = named["name"].size()["size"]
-    for side in ("inside", "outside"):
-        found[f"{side}_ns"] /= found[side]
+    for column, count in weighed.items():
+        found[column] /= found[count]
+    variance = np.maximum(found["outside_square_ns"] - found["outside_ns"] ** 2, 0)
+    found["outside_spread"] = np.sqrt(variance) / found["outside_ns"]
     found["contention"] = found["inside_ns"] / found["outside_ns"]
     steps = sum(len(windows.steps) for windows in decomposition.windows.values())
     found["extra_ns_per_step"] = (found["inside_ns"] - found["outside_ns"]) * found["inside"] / steps

@@ -125,7 +125,8 @@ class Excess:
     def of(self, rank: int, peers: Sequence[int], column: str) -> float:
         """Mean over steps of a rank's `column` less the median of its peers' in the same step, ns; 0 without peers."""
         each = self.each(rank, peers, column)
-        return float(np.nanmean(each)) if len(each) else 0.0
+        each = each[~np.isnan(each)]
+        return float(each.mean()) if len(each) else 0.0
 
     def each(self, rank: int, peers: Sequence[int], column: str) -> np.ndarray:
         """The same step by step; empty without peers."""
@@ -144,7 +145,9 @@ class Excess:
 
     def share(self, rank: int, peers: Sequence[int], column: str) -> float:
         """`of` as a share of the mean of the peers' medians; infinite where these are 0."""
-        usual = float(np.nanmean(self._others(peers, column)))
+        others = self._others(peers, column)
+        others = others[~np.isnan(others)]
+        usual = float(others.mean()) if len(others) else 0.0
         return self.of(rank, peers, column) / usual if usual > 0 else float("inf")
 
     def _others(self, peers: Sequence[int], column: str) -> np.ndarray:
@@ -152,7 +155,9 @@ class Excess:
         key = (column, tuple(peers))
         if key not in self._usual:
             table = self._table(column)[:, [self._place[peer] for peer in peers]]
-            self._usual[key] = np.nanmedian(table, axis=1) if np.isnan(table).any() else np.median(table, axis=1)
+            known = ~np.isnan(table).all(axis=1)
+            self._usual[key] = np.full(len(table), np.nan)
+            self._usual[key][known] = np.nanmedian(table[known], axis=1)
         return self._usual[key]
 
     def _table(self, column: str) -> np.ndarray:

@@ -7,7 +7,7 @@ step exactly; for JSON the terms are written as multiples of 1/1024 ns, whose su
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -32,13 +32,15 @@ class Means:
     """Means of the ledger over ranks and steps, in ns, exact.
 
     `by_step` holds, per step, the means over ranks; `values` their means over steps. Both map MEAN_COLUMNS and
-    `step_ns`. `ranks` and `steps` are those that count.
+    `step_ns`. `ranks` and `steps` are those that count; `counted`: which ranks do in each step (all of them, unless no
+    step is whole on all ranks).
     """
 
     ranks: tuple[int, ...]
     steps: tuple[int | str, ...]
     by_step: tuple[dict[str, Fraction], ...]
     values: dict[str, Fraction]
+    counted: Mapping[int | str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def step_ns(self) -> Fraction | None:
@@ -104,7 +106,11 @@ def means(ledger: pd.DataFrame) -> Means:
         values = {name: Fraction(sum(sums[name]), number[0] * len(ordered)) for name in names}
     else:
         values = {name: sum((row[name] for row in ordered), Fraction(0)) / len(ordered) for name in names}
-    return Means(tuple(sorted({int(r) for r in rows["rank"]})), steps, ordered, values)
+    ranks_of: dict[int | str, set[int]] = {step_key(label): set() for label in labels}
+    for label, rank in zip(rows["step"].tolist(), rows["rank"].tolist(), strict=True):
+        ranks_of[step_key(label)].add(rank)
+    counted = {step: frozenset(ranks) for step, ranks in ranks_of.items()}
+    return Means(tuple(sorted({int(r) for r in rows["rank"]})), steps, ordered, values, counted)
 
 
 def _summed(code: np.ndarray, values: np.ndarray, size: int) -> list[int]:

@@ -53,7 +53,11 @@ class Builder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        for _ in range(50):  # a worker elsewhere may be writing its rank still: without the directory it ends
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not self.path.exists():
+                break
+            time.sleep(0.1)
 
     def commit(self, manifest: dict[str, Any]) -> Path:
         """Write the manifest and rename the store into place, in front of an older one.

@@ -79,7 +79,8 @@ def _of_rank(decomposition: Decomposition, time: RankTime) -> list[dict[str, np.
 def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFrame:
     """How much longer the same kernel runs beside a transfer: one row a kernel name that ran both ways.
 
-    Columns: name, inside, outside (counts), inside_ns, outside_ns (mean durations), contention = inside_ns / outside_ns.
+    Columns: name, inside, outside (counts), inside_ns, outside_ns (mean durations), outside_square_ns (mean of the squares
+    of those outside, ns^2), contention = inside_ns / outside_ns.
     Inside: some of it overlaps a transferring communication; outside: nothing of it overlaps any communication. Rows that
     name a phase are no kernels but blocks, which communication cuts into unequal pieces: they are left out.
     """
@@ -97,6 +98,7 @@ def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFram
     names, code = np.unique(name, return_inverse=True)
     count_in, count_out = (np.bincount(code[side], minlength=len(names)) for side in (inside, outside))
     total_in, total_out = (np.bincount(code[side], duration[side], minlength=len(names)) for side in (inside, outside))
+    squares = np.bincount(code[outside], duration[outside].astype(float) ** 2, minlength=len(names))
     both = np.flatnonzero((count_in > 0) & (count_out > 0))
     frame = pd.DataFrame(
         {
@@ -105,6 +107,7 @@ def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFram
             "outside": count_out[both],
             "inside_ns": total_in[both] / count_in[both],
             "outside_ns": total_out[both] / count_out[both],
+            "outside_square_ns": squares[both] / count_out[both],
         }
     )
     frame["contention"] = frame["inside_ns"] / frame["outside_ns"]

@@ -107,6 +107,7 @@ def idle(report: Report) -> Detail | None:
 def contention(report: Report) -> Detail | None:
     heads = (
         *("kernel", "beside a transfer|How many ran so.", "alone", "mean beside", "mean alone"),
+        "spread alone|Standard deviation / mean: where it is large, the name stands for kernels of several sizes.",
         *("contention|Mean beside / mean alone.", "lost a step"),
     )
     rows = [
@@ -114,6 +115,7 @@ def contention(report: Report) -> Detail | None:
             word(row["name"]),
             *(str(row[name]) for name in ("inside", "outside")),
             *(units.duration(row[f"{name}_ns"]) for name in ("inside", "outside")),
+            units.share(row["outside_spread"]),
             times(row["contention"]),
             units.signed_duration(row["extra_ns_per_step"]),
         ]

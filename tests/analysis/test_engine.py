@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from stepscope.analysis.engine import ENGINES, map_ranks
@@ -38,6 +45,52 @@ def test_an_error_names_its_rank(engine: str) -> None:
         map_ranks(faulty, [0, 1, 2], engine, workers=1)
     with pytest.raises(StepscopeError, match="rank 5 says so itself"):
         map_ranks(faulty, [4, 5], engine, workers=1)
+
+
+def dies(rank: int) -> int:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rank
+
+
+def test_a_worker_that_is_killed_ends_the_read_in_words() -> None:
+    with pytest.raises(StepscopeError, match=r"was killed.*try --engine serial"):
+        map_ranks(dies, [0, 1, 2], "processes", workers=1)
+
+
+def sleeps(place: str) -> int:
+    Path(place).touch()
+    time.sleep(60)
+    return 0
+
+
+INTERRUPTED = """
+import sys
+from test_engine import sleeps
+from stepscope.analysis.engine import map_ranks
+if __name__ == "__main__":
+    map_ranks(sleeps, sys.argv[1:], "processes", workers=2)
+"""
+
+
+def test_ctrl_c_ends_the_workers_at_once_and_silently(tmp_path: Path) -> None:
+    """As a terminal does it: the signal goes to all processes of the group."""
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    marks = [tmp_path / "a", tmp_path / "b"]
+    process = subprocess.Popen(
+        [sys.executable, str(program), *map(str, marks)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not all(mark.exists() for mark in marks):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert said.count("Traceback") == 1 and said.strip().endswith("KeyboardInterrupt")  # the command's own
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -19,6 +19,7 @@ from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import Progress, build, open_run
 from stepscope.analysis.ledger.decompose import decompose
 
+dask = pytest.importorskip("dask", reason="the extra `cluster` is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
 RANKS = tuple(range(64))
@@ -46,6 +47,11 @@ def dies_once(place: str) -> int:
     return 7
 
 
+def dies_always(rank: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return rank
+
+
 def refuses(rank: int) -> int:
     raise StepscopeError(f"rank {rank} says so itself")
 
@@ -70,6 +76,15 @@ def test_a_task_whose_worker_died_runs_again(cluster: Any, tmp_path: Path) -> No
     mark = tmp_path / "died"
     assert map_ranks(dies_once, [str(mark)], f"dask@{cluster.scheduler_address}") == [7]
     assert mark.exists()
+
+
+def test_a_task_that_kills_every_worker_is_told_in_words() -> None:
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as local,
+        pytest.raises(StepscopeError, match="rank 4: every worker that read it died"),
+    ):
+        map_ranks(dies_always, [4], f"dask@{local.scheduler_address}")
 
 
 def test_a_worker_killed_in_the_middle_loses_nothing(cluster: Any, tmp_path: Path) -> None:

@@ -157,12 +157,13 @@ def test_contention_is_weighed_over_ranks_and_blocks_are_no_kernels():
     line.collective("dp", 0, {0: (100, 200), 1: (100, 200)}, axis="dp")
     for rank, inside in ((0, 60), (1, 80)):
         line.compute(rank, 110, 110 + inside)
-        line.compute(rank, 300, 330)
+        line.compute(rank, 300, 320 + 20 * rank)
         line.compute(rank, 195, 205, name="layer.0", phase="forward")
         line.compute(rank, 400, 500, name="layer.0", phase="forward")
     (row,) = analyze(line.run()).contention.to_dict("records")
     assert (row["name"], row["ranks"], row["inside"], row["outside"]) == ("gemm", 2, 2, 2)
     assert (row["inside_ns"], row["outside_ns"], row["contention"]) == (70, 30, pytest.approx(7 / 3))
+    assert row["outside_spread"] == pytest.approx(1 / 3)  # alone they run 20 and 40: 10 off a mean of 30
     assert row["extra_ns_per_step"] == 40  # (70 - 30) x 2 kernels on 2 ranks
 
 

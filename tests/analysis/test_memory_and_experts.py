@@ -42,6 +42,8 @@ def test_seven_billion_parameters_of_the_text():
 def test_bytes_of_an_optimizer():
     assert [optimizer_bytes("adamw", dtype) for dtype in ("float32", "float64", "bfloat16")] == [8, 16, 12]
     assert [optimizer_bytes("sgd", dtype) for dtype in ("float32", "float16")] == [0, 4]
+    offloaded = [optimizer_bytes("adamw", dtype, "cpu") for dtype in ("float32", "float64", "bfloat16")]
+    assert offloaded == [12, 24, 12]  # the copy that the host updates; a 16-bit parameter has one in any case
     assert optimizer_bytes("of tomorrow", "float32") is None
 
 

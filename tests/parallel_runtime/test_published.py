@@ -92,6 +92,7 @@ def test_model_state_by_hand() -> None:
     assert state_bytes(TINY, ParallelConfig(), train) == elements * 16  # 2 + 2 + 8 + 4
     assert state_bytes(TINY, ParallelConfig(), replace(train, dtype="float32")) == elements * 16  # 4 + 4 + 8
     assert state_bytes(TINY, ParallelConfig(dp=2, zero=1), train) == elements * 10
+    assert state_bytes(TINY, ParallelConfig(offload="cpu"), replace(train, dtype="float32")) == elements * 20
     assert state_bytes(TINY, ParallelConfig(dp=2, zero=3), train) == elements * 8
     one_stage = 32 * 8 + 4 * 64 + 3 * 128 + 16
     assert state_bytes(TINY, ParallelConfig(pp=2), train) == (one_stage + 8) * 16  # the last has a norm more
