@@ -7,7 +7,8 @@
 
 The ranks are made from a real trace, repeated in time with its ids counted on. Every reader runs in a process of its own
 that parses, decomposes and computes overlap; what is compared is the CPU time and the peak memory of that process, and
-only as ratios of one run. CPU time is that of the process and of its workers; peak memory is that of its largest process. HTA (`traceinsight` 0.6.1 and `holistictraceanalysis` 0.5.0) lives in environments of its own,
+only as ratios of one run. CPU time is that of the process and of its workers, peak memory that of its largest process. HTA
+(`traceinsight` 0.6.1 and `holistictraceanalysis` 0.5.0) lives in environments of its own,
 which are made where there are none.
 """
 
@@ -18,7 +19,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,12 +66,13 @@ class Measured:
     open_s: float | None = None
 
 
-def make_rank(source: Path, out: Path, events: int) -> int:
-    """Write a trace of at least `events` events: `source` repeated, stamps, ids and step numbers counted on.
+def make_rank(source: Path, out: Path, events: int, rank: int = 0) -> int:
+    """Write a trace of at least `events` events: `source` repeated, stamps, ids and step numbers counted on, as a rank.
 
     The text between the numbers stays what it is, so that the file looks as its writer writes.
     """
     text = gzip.decompress(source.read_bytes()).decode()
+    text = re.sub(r'("distributedInfo":\s*\{[^{}]*?"rank":\s*)\d+', rf"\g<1>{rank}", text, count=1)
     begin = text.index("[", text.index('"traceEvents"'))
     _, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
     begin, end = begin + 1, end - 1  # between the brackets
@@ -201,9 +202,7 @@ def main() -> None:
     for ranks, wanted in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.work) as place:
             traces = [Path(place) / f"rank_{rank}.json.gz" for rank in range(ranks)]
-            events = make_rank(options.trace, traces[0], wanted)
-            for other in traces[1:]:
-                shutil.copyfile(traces[0], other)
+            events = [make_rank(options.trace, trace, wanted, rank) for rank, trace in enumerate(traces)][0]
             results += ours(traces, events, Path(place), cold=not results)
             for name in options.hta if wanted <= MOST_FOR_HTA else ():
                 results.append(measure(name, traces, events, hta_python(name, options.work), THEIRS, {}))

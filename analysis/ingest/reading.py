@@ -18,6 +18,9 @@ WINDOW = 8 << 20
 """Bytes of the file in memory at a time."""
 
 
+FILL = 1 << 20
+"""Bytes that are read at once: as many as the processor's cache holds, or again as many as an event has already taken."""
+
 _EVENT_SHARE = 2
 """An event longer than the window divided by this is left out, counted: the window must hold it whole."""
 
@@ -124,17 +127,21 @@ class _Reader:
     # -- the window ------------------------------------------------------------------------------------------------
 
     def _fill(self) -> bool:
-        """Drop what is done, read on. False when nothing more came (then `final` is set, unless the window is full)."""
+        """Drop what is done, read on. False when nothing more came: the file has ended (`final`), or the window is full."""
         if self._position:
             rest = self._filled - self._position
             self._buffer[:rest] = self._buffer[self._position : self._filled]
             self._base += self._position
             self._filled, self._position = rest, 0
         before = self._filled
+        goal = min(self._window, max(2 * before, before + FILL))
         with memoryview(self._buffer) as view:
-            while self._filled < self._window and (got := self._source.readinto(view[self._filled : self._window])):
+            while self._filled < goal:
+                got = self._source.readinto(view[self._filled : goal])
+                if not got:
+                    self._final = True
+                    break
                 self._filled += got
-        self._final = self._filled < self._window
         return self._filled > before
 
     # -- around the list of events ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from isal import isal_zlib
 from stepscope.analysis.errors import StepscopeError
 
 GZIP_MAGIC = b"\x1f\x8b"
-READ_SIZE = 1 << 20
+READ_SIZE = 1 << 17
 _DAMAGED: Any = isal_zlib.error  # the type of an exception, which its stubs do not say
 _GZIP = 31  # window bits: gzip container
 
