@@ -89,7 +89,8 @@ def test_nothing_at_all_is_null_and_not_zero() -> None:
     report = checked(analyze(Timeline(world=1).run()).to_json())
     assert report["ledger"] == report["findings"] == report["stragglers"] == []
     summary = report["summary"]
-    assert summary.pop("steps") == 0
+    counts = ("steps", "communications", "matched", "partial", "inferred", "unmatched")
+    assert [summary.pop(name) for name in counts] == [0] * 6
     assert set(summary.values()) == {None}
 
 
