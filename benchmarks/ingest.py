@@ -1,13 +1,13 @@
 """How fast, and in how much memory, is a trace read? The same files through stepscope and through HolisticTraceAnalysis.
 
-    python benchmarks/ingest.py --trace nccl_data.json.gz                    one rank of 1 M events, all readers
+    python benchmarks/ingest.py --trace nccl_data.json.gz                    a rank of 1 M events, and four; all readers
     STEPSCOPE_CORPUS=traces python benchmarks/ingest.py                      the same, the trace found in its folder
-    python benchmarks/ingest.py --trace T --events 1000000 10000000 --no-hta the size of it
+    python benchmarks/ingest.py --trace T --sizes 1x1000000 1x10000000       the size of it (RANKSxEVENTS)
     python benchmarks/ingest.py --trace T --write docs/reading_speed.md      puts the table into the page
 
 The ranks are made from a real trace, repeated in time with its ids counted on. Every reader runs in a process of its own
 that parses, decomposes and computes overlap; what is compared is the CPU time and the peak memory of that process, and
-only as ratios of one run. HTA (`traceinsight` 0.6.1 and `holistictraceanalysis` 0.5.0) lives in environments of its own,
+only as ratios of one run. CPU time is that of the process and of its workers; peak memory is that of its largest process. HTA (`traceinsight` 0.6.1 and `holistictraceanalysis` 0.5.0) lives in environments of its own,
 which are made where there are none.
 """
 
@@ -18,6 +18,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,27 +26,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HTA = {"HTA 0.6.1": "traceinsight==0.6.1", "HTA 0.5.0": "holistictraceanalysis==0.5.0"}
+MOST_FOR_HTA = 2_000_000
+"""Events a rank beyond which HTA would not fit into the memory of a small machine."""
+
 MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
 
 OURS = """
-import sys
+import json, sys, time
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.ledger.overlap import overlap
-run = open_run(sys.argv[1], engine="serial")
+begin = time.perf_counter()
+run = open_run(sys.argv[1:])
+opened = time.perf_counter()
 decomposition = decompose(run)
 overlap(run, decomposition)
+assert len(run.ranks) == len(sys.argv) - 1
 assert len(decomposition.ledger) and decomposition.ledger["step_ns"].sum() > 0
-"""
-OPEN_ONLY = """
-import sys
-from stepscope.analysis.ingest import open_run
-assert open_run(sys.argv[1]).ranks
+print(json.dumps({"open_s": opened - begin}))
 """
 THEIRS = """
 import sys
 from hta.trace_analysis import TraceAnalysis
-analysis = TraceAnalysis(trace_files={0: sys.argv[1]})
+analysis = TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:])))
 assert len(analysis.get_temporal_breakdown(visualize=False))
 assert len(analysis.get_comm_comp_overlap(visualize=False))
 """
@@ -53,12 +56,14 @@ assert len(analysis.get_comm_comp_overlap(visualize=False))
 
 @dataclass(frozen=True)
 class Measured:
-    """One process: what it did, of how many events, in how many CPU seconds and MB at most."""
+    """One process: what it did, of how many events, in how many CPU seconds and MB at most; how long opening took by the clock."""
 
     reader: str
-    events: int
+    ranks: int
+    events: int  # of a rank
     cpu_s: float
     peak_mb: float
+    open_s: float | None = None
 
 
 def make_rank(source: Path, out: Path, events: int) -> int:
@@ -94,33 +99,37 @@ def make_rank(source: Path, out: Path, events: int) -> int:
     return copies * per_copy
 
 
-def measure(reader: str, events: int, python: Path, program: str, trace: Path, environment: dict[str, str]) -> Measured:
-    """Run a program on the trace in a process of its own."""
-    with tempfile.TemporaryFile() as log:
+def measure(
+    reader: str, traces: list[Path], events: int, python: Path, program: str, environment: dict[str, str]
+) -> Measured:
+    """Run a program on the traces in a process of its own."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [str(python), "-c", program, str(trace)], env={**os.environ, **environment}, stdout=log, stderr=log
+            [str(python), "-c", program, *map(str, traces)], env={**os.environ, **environment}, stdout=out, stderr=log
         )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             log.seek(0)
             sys.exit(f"{reader} failed:\n{log.read().decode(errors='replace')[-3000:]}")
-    return Measured(reader, events, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+        out.seek(0)
+        said = out.read().decode(errors="replace").strip().rpartition("\n")[2]
+    open_s = json.loads(said)["open_s"] if said.startswith('{"open_s"') else None
+    return Measured(reader, len(traces), events, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, open_s)
 
 
-def ours(trace: Path, events: int, work: Path, cold: bool) -> list[Measured]:
-    """First read (cold and warm), second read, second open."""
+def ours(traces: list[Path], events: int, work: Path, cold: bool) -> list[Measured]:
+    """First read (cold and warm) and second read."""
     python, results = Path(sys.executable), []
-    first = {"XDG_CACHE_HOME": str(work / f"cache-{events}")}
+    first = {"XDG_CACHE_HOME": str(work / f"cache-{len(traces)}-{events}")}
     if cold:
-        compiled = {"NUMBA_CACHE_DIR": str(work / "numba-cold"), "XDG_CACHE_HOME": str(work / "cache-cold")}
-        results.append(measure("stepscope, first ever (compiles)", events, python, OURS, trace, compiled))
+        compiled = {"NUMBA_CACHE_DIR": str(work / "machine-code"), "XDG_CACHE_HOME": str(work / "cache-cold")}
+        results.append(measure("stepscope, first ever (compiles)", traces, events, python, OURS, compiled))
     else:
         warm_up = "from stepscope.analysis.ingest.reading import prepare; prepare()"
-        measure("prepare", events, python, warm_up, trace, {})
-    results.append(measure("stepscope, first read", events, python, OURS, trace, first))
-    results.append(measure("stepscope, second read", events, python, OURS, trace, first))
-    results.append(measure("stepscope, second open alone", events, python, OPEN_ONLY, trace, first))
+        measure("prepare", [], 0, python, warm_up, {})
+    results.append(measure("stepscope, first read", traces, events, python, OURS, first))
+    results.append(measure("stepscope, second read", traces, events, python, OURS, first))
     return results
 
 
@@ -136,14 +145,18 @@ def hta_python(name: str, work: Path) -> Path:
 
 
 def table(results: list[Measured]) -> str:
-    """Markdown; ratios against the warm first read of the same number of events."""
-    base = {one.events: one for one in results if one.reader == "stepscope, first read"}
-    lines = ["| reader | events | CPU-s | ratio | peak MB | ratio |", "|---|---|---|---|---|---|"]
+    """Markdown; ratios against the warm first read of the same traces."""
+    base = {(one.ranks, one.events): one for one in results if one.reader == "stepscope, first read"}
+    lines = [
+        "| reader | ranks | events a rank | CPU-s | ratio | peak MB | ratio | `open_run` s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
     for one in results:
-        against = base[one.events]
+        against = base[one.ranks, one.events]
+        opened = "–" if one.open_s is None else f"{one.open_s:.3f}"
         lines.append(
-            f"| {one.reader} | {one.events:,} | {one.cpu_s:.2f} | {one.cpu_s / against.cpu_s:.2f} "
-            f"| {one.peak_mb:.0f} | {one.peak_mb / against.peak_mb:.2f} |"
+            f"| {one.reader} | {one.ranks} | {one.events:,} | {one.cpu_s:.2f} | {one.cpu_s / against.cpu_s:.2f} "
+            f"| {one.peak_mb:.0f} | {one.peak_mb / against.peak_mb:.2f} | {opened} |"
         )
     return "\n".join(lines)
 
@@ -162,13 +175,21 @@ def default_trace() -> Path | None:
     return trace if trace is not None and trace.exists() else None
 
 
+def size(text: str) -> tuple[int, int]:
+    """`4x1000000` -> ranks, events of each."""
+    ranks, _, events = text.partition("x")
+    return int(ranks), int(events)
+
+
 def main() -> None:
     """Make the ranks, run the readers, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=default_trace(), help="a real Kineto trace (.json.gz) to repeat")
-    parser.add_argument("--events", type=int, nargs="+", default=[1_000_000])
+    parser.add_argument(
+        "--sizes", type=size, nargs="+", default=[(1, 1_000_000), (4, 1_000_000)], metavar="RANKSxEVENTS"
+    )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-bench")
-    parser.add_argument("--no-hta", action="store_true")
+    parser.add_argument("--hta", nargs="*", choices=[*HTA], default=[*HTA], help="which of them (none: leave them out)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--write", type=Path, help="a page with marks that takes the table")
     options = parser.parse_args()
@@ -177,15 +198,15 @@ def main() -> None:
         return
     options.work.mkdir(parents=True, exist_ok=True)
     results: list[Measured] = []
-    with tempfile.TemporaryDirectory(dir=options.work) as place:
-        for index, wanted in enumerate(options.events):
-            trace = Path(place) / f"rank0-{wanted}.json.gz"
-            events = make_rank(options.trace, trace, wanted)
-            results += ours(trace, events, Path(place), cold=index == 0)
-            if not options.no_hta and index == 0:
-                for name in HTA:
-                    results.append(measure(name, events, hta_python(name, options.work), THEIRS, trace, {}))
-            trace.unlink()
+    for ranks, wanted in options.sizes:
+        with tempfile.TemporaryDirectory(dir=options.work) as place:
+            traces = [Path(place) / f"rank_{rank}.json.gz" for rank in range(ranks)]
+            events = make_rank(options.trace, traces[0], wanted)
+            for other in traces[1:]:
+                shutil.copyfile(traces[0], other)
+            results += ours(traces, events, Path(place), cold=not results)
+            for name in options.hta if wanted <= MOST_FOR_HTA else ():
+                results.append(measure(name, traces, events, hta_python(name, options.work), THEIRS, {}))
     print(table(results))
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.analysis.engine import map_ranks
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import store
+from stepscope.analysis.ingest import rank_writer, store
 from stepscope.analysis.ingest.names_of_files import file_name
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.ingest.source import watched
@@ -229,7 +229,7 @@ def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
 def written(task: Task, rank: int, result: RankFile) -> Entry:
     """Write one rank, which is in memory, into the store under way; its entry."""
     result.data.events["rank"] = np.broadcast_to(np.int32(rank), len(result.data.events["start_ns"]))
-    entry = store.write_rank(task.directory, task.build, rank, result.data)
+    entry = rank_writer.write_rank(task.directory, task.build, rank, result.data)
     return with_facts(task, rank, result, entry)
 
 

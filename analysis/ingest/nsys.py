@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import names_of_files, store
+from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, with_facts
 from stepscope.analysis.ingest.normalize import Normalizer, RankFile
 from stepscope.analysis.ingest.nsys_database import (
@@ -33,6 +33,7 @@ from stepscope.analysis.ingest.nsys_database import (
     opened,
 )
 from stepscope.analysis.ingest.nvtx_steps import Found, Range, Step, steps_of
+from stepscope.analysis.ingest.rank_writer import RankWriter
 from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, Interner, Raw, blank
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.run import Columns
@@ -131,7 +132,7 @@ def _read_rank(task: Task, rank: int, database: Database, summary: Summary, plac
         constants = normalizer.constants | {"rank": rank}
         if any(step.partial for step in steps):
             constants.pop("flags", None)
-        with store.RankWriter(task.directory, task.build, rank, constants) as writer:
+        with RankWriter(task.directory, task.build, rank, constants) as writer:
             result = normalizer.write(_WithPartialSteps(writer, steps, normalizer.strings))
         reader.report(result)
         for table, what in _SAID.items():
@@ -145,7 +146,7 @@ def _read_rank(task: Task, rank: int, database: Database, summary: Summary, plac
 class _WithPartialSteps:
     """A writer that flags the annotations of steps that the recording ended in."""
 
-    def __init__(self, writer: store.RankWriter, steps: tuple[Step, ...], strings: list[str]) -> None:
+    def __init__(self, writer: RankWriter, steps: tuple[Step, ...], strings: list[str]) -> None:
         names = {f"{STEP_ANNOTATION}{step.number}" for step in steps if step.partial}
         self._codes = [code for code, text in enumerate(strings) if text in names]
         self._writer = writer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import store
 from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, with_facts
-from stepscope.analysis.ingest.normalize import Normalizer, embedded_rank
+from stepscope.analysis.ingest.normalize import Normalizer
+from stepscope.analysis.ingest.plain_columns import embedded_rank
+from stepscope.analysis.ingest.rank_writer import RankWriter
 from stepscope.analysis.ingest.reading import read_chunks
 from stepscope.analysis.ingest.source import ByteSource
 
@@ -26,6 +27,6 @@ def read_scanned(task: Task, ours: bool) -> list[Entry]:
         embedded = None if ours else embedded_rank(beside)
         rank = embedded if embedded is not None else (task.rank or 0)
         normalizer.understand(beside)
-        with store.RankWriter(task.directory, task.build, rank, normalizer.constants | {"rank": rank}) as writer:
+        with RankWriter(task.directory, task.build, rank, normalizer.constants | {"rank": rank}) as writer:
             result = normalizer.write(writer)
         return [with_facts(task, rank, result, writer.entry)]

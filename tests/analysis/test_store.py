@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trace_files import header, members, usual_steps, write_run
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import open_run, store
+from stepscope.analysis.ingest import open_run, rank_writer, store
 from stepscope.analysis.run import RankData, Run, empty_columns, sort_events
 from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, Lane, RunMeta, rank_file
 
@@ -52,7 +52,7 @@ def rank_data(draw: st.DrawFn) -> RankData:
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, data: RankData) -> None:
     place = tmp_path_factory.mktemp("store") / "run.store"
     with store.Builder(place) as builder:
-        entry = store.write_rank(builder.path, builder.build, 3, data)
+        entry = rank_writer.write_rank(builder.path, builder.build, 3, data)
         meta = json.loads(RunMeta("id", "name").to_json())
         builder.commit({"sources": {}, "meta": meta, "health": [], "ranks": [entry], "replace": False})
     manifest = store.read_manifest(place)
@@ -132,14 +132,14 @@ def test_a_full_disk_falls_back_to_the_cache(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, cache_full: bool
 ) -> None:
     path = write_run(tmp_path / "run")
-    append = store.RankWriter.append
+    append = rank_writer.RankWriter.append
 
-    def full(writer: store.RankWriter, columns: Any) -> None:
+    def full(writer: rank_writer.RankWriter, columns: Any) -> None:
         if cache_full or path in writer.directory.parents:
             raise OSError(errno.ENOSPC, "No space left on device")
         append(writer, columns)
 
-    monkeypatch.setattr(store.RankWriter, "append", full)
+    monkeypatch.setattr(rank_writer.RankWriter, "append", full)
     if cache_full:
         with pytest.raises(StepscopeError, match=r"no space left .* set XDG_CACHE_HOME"):
             open_run(path)
@@ -209,7 +209,7 @@ def test_a_second_open_imports_only_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_pieces_are_the_columns_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ROW_GROUP", 4)
+    monkeypatch.setattr(rank_writer, "ROW_GROUP", 4)
     run = open_run(write_run(tmp_path / "run"))
     names = ("start_ns", "kind", "rank", "lane")  # one of them is a constant
     whole = run.columns(0, *names)

@@ -18,10 +18,11 @@ from stepscope.analysis.ingest.scanner.codes import (
     ROWS,
     TEXT_COUNT,
 )
-from stepscope.analysis.ingest.scanner.events import Keys, Output, scan, settle
+from stepscope.analysis.ingest.scanner.events import scan, settle
 from stepscope.analysis.ingest.scanner.interning import Strings, enter_all
 from stepscope.analysis.ingest.scanner.lexer import end_of_value
 from stepscope.analysis.ingest.scanner.options import OPTIONS, inlined
+from stepscope.analysis.ingest.scanner.output import Keys, Output
 from stepscope.analysis.ingest.scanner.words import pointer_to
 
 FRAME = types.int64(types.CPointer(types.int64))

@@ -12,11 +12,8 @@ All functions work on `b`, as in lexer.py. An index of -1 means: the window ends
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
-from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS
 from stepscope.analysis.ingest.scanner.codes import (
     ARGS,
     BASE,
@@ -24,13 +21,8 @@ from stepscope.analysis.ingest.scanner.codes import (
     DIRTY,
     END_OF_LIST,
     EVENT_START,
-    KEY_AT,
-    KEY_COLUMN,
     KEY_FORM,
-    KEY_LENGTH,
-    KEY_SLOTS,
     KEY_WIDTH,
-    LETTERS,
     NEED_MORE,
     OUTPUT_FULL,
     QUOTE,
@@ -43,7 +35,6 @@ from stepscope.analysis.ingest.scanner.codes import (
     TOP,
 )
 from stepscope.analysis.ingest.scanner.decimals import is_blank, number, plain_number
-from stepscope.analysis.ingest.scanner.interning import intern, same
 from stepscope.analysis.ingest.scanner.lexer import (
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -54,78 +45,19 @@ from stepscope.analysis.ingest.scanner.lexer import (
     end_of_key,
     end_of_string,
     end_of_value,
-    is_kept,
     skip_blank,
 )
 from stepscope.analysis.ingest.scanner.options import compiled, inlined
-
-_MISSING = np.int64(MISSING)
-_NUMBERS, _TEXTS = len(NUMBERS), len(TEXTS)
-_PH = TEXTS.index("ph")
-_X = ord("X")
-_LETTERS = np.zeros(256, np.bool_)
-_LETTERS[list(LETTERS)] = True
-_LETTERS_TUPLE = tuple(LETTERS)
-
-
-class Output(NamedTuple):
-    """Where events go, a row each, column after column of `capacity` rows; blank rows hold MISSING and -1."""
-
-    numbers: Any  # int64 [NUMBERS, row]
-    texts: Any  # int32 [TEXTS, row]
-    spans: Any  # int64 [2, row]: where the event's args begin and end in the window
-    used: Any  # uint8 [NUMBERS and TEXTS]: has any row a value here?
-    capacity: Any
-
-
-class Keys(NamedTuple):
-    """The keys that matter (codes.key_tables)."""
-
-    slots: Any
-    table: Any
-    data: Any
-
-
-@inlined
-def _key(b, s, e, place, keys):
-    """Number of the key b[s:e] in `place`, -1 when nobody asks for it."""
-    length = e - s
-    if length <= 0:
-        return np.int64(-1)
-    h = np.int64(length) * 31 + np.int64(b[s]) * 7 + np.int64(b[e - 1]) * 13 + np.int64(b[s + length // 2]) * 3
-    slot = h & (KEY_SLOTS - 1)
-    while True:
-        key = np.int64(keys.slots[place * KEY_SLOTS + slot])
-        if key < 0:
-            return key
-        at = key * KEY_WIDTH
-        if keys.table[at + KEY_LENGTH] == length and same(b, s, keys.data, keys.table[at + KEY_AT], length):
-            return key
-        slot = (slot + 1) & (KEY_SLOTS - 1)
-
-
-@compiled
-def _clear_args(out, row, keys):
-    """Forget what an earlier `args` of the same event said: the last one counts, as of every key given twice."""
-    for slot in range(KEY_SLOTS):
-        key = np.int64(keys.slots[ARGS * KEY_SLOTS + slot])
-        if key >= 0:
-            column = keys.table[key * KEY_WIDTH + KEY_COLUMN]
-            if keys.table[key * KEY_WIDTH + KEY_FORM] == TEXT:
-                out.texts[column * out.capacity + row] = -1
-            else:
-                out.numbers[column * out.capacity + row] = _MISSING
-
-
-@compiled
-def _blank_row(out, row):
-    """Make an output row empty again, after an event that is not kept or could not be finished."""
-    for column in range(_NUMBERS):
-        out.numbers[column * out.capacity + row] = _MISSING
-    for column in range(_TEXTS):
-        out.texts[column * out.capacity + row] = -1
-    out.spans[row] = -1
-    out.spans[out.capacity + row] = -1
+from stepscope.analysis.ingest.scanner.output import (
+    blank_row,
+    clear_args,
+    has,
+    is_dropped,
+    key_of,
+    put,
+    put_text,
+    store,
+)
 
 
 @compiled
@@ -138,46 +70,6 @@ def settle(repairs, pending, keep):
             repairs[kind] += pending[kind]
         pending[kind] = 0
     pending[DIRTY] = 0
-
-
-@inlined
-def _put(value, key, out, row, keys):
-    column = keys.table[key * KEY_WIDTH + KEY_COLUMN]
-    out.numbers[column * out.capacity + row] = value
-    out.used[column] = 1
-
-
-@inlined
-def _put_text(b, s, e, text, key, out, row, keys, strings, state, repairs):
-    """Intern b[s:e] for a text column; False when the string table is full."""
-    column = keys.table[key * KEY_WIDTH + KEY_COLUMN]
-    code = np.int64(-1)
-    if text or is_kept(b, s, e):
-        code = intern(b, s, e, strings, state, repairs)
-    if code == -2:
-        return False
-    out.texts[column * out.capacity + row] = code
-    out.used[_NUMBERS + column] = 1
-    return True
-
-
-@compiled
-def _store(b, s, e, text, key, out, row, keys, strings, state, repairs):
-    """Put the value b[s:e] (without its quotes if `text`) into the column of `key`; False when the string table is full."""
-    form = keys.table[key * KEY_WIDTH + KEY_FORM]
-    if form != TEXT:
-        _put(number(b, s, e, form == TIME), key, out, row, keys)
-        return True
-    return _put_text(b, s, e, text, key, out, row, keys, strings, state, repairs)
-
-
-@compiled
-def _has(out, row, keys, key):
-    """Has the event a value for this key already?"""
-    at = keys.table[key * KEY_WIDTH + KEY_COLUMN] * out.capacity + row
-    if keys.table[key * KEY_WIDTH + KEY_FORM] == TEXT:
-        return out.texts[at] != -1
-    return out.numbers[at] != _MISSING
 
 
 @inlined
@@ -230,7 +122,7 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
             if last_end < 0:
                 return (NEED_MORE if last_end == -1 else SYNTAX), i
             count(repairs, QUOTE, base + last_start)
-            if last_key >= 0 and not _store(
+            if last_key >= 0 and not store(
                 b, last_start, last_end, True, last_key, out, row, keys, strings, state, repairs
             ):
                 return STRINGS_FULL, i
@@ -242,10 +134,10 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
             return NEED_MORE, i
         key = np.int64(-1)
         if place == ARGS:
-            key = _key(b, key_start, key_end, ARGS, keys)
+            key = key_of(b, key_start, key_end, ARGS, keys)
         elif _is_args(b, key_start, key_end):
             if out.spans[row] >= 0:
-                _clear_args(out, row, keys)
+                clear_args(out, row, keys)
                 out.spans[row] = -1
             if b[i] == OPEN_BRACE:
                 out.spans[row] = i
@@ -253,8 +145,8 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
                 i += 1
                 continue
         else:
-            key = _key(b, key_start, key_end, TOP, keys)
-            if key >= 0 and repairs[QUOTE] > 0 and _has(out, row, keys, key):
+            key = key_of(b, key_start, key_end, TOP, keys)
+            if key >= 0 and repairs[QUOTE] > 0 and has(out, row, keys, key):
                 return SYNTAX, i  # a string without end has run into the next event
         start = i
         form = keys.table[key * KEY_WIDTH + KEY_FORM] if key >= 0 else TEXT
@@ -264,8 +156,8 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
                 last_key, last_start = key, -1
                 if key >= 0:
                     if form != TEXT:
-                        _put(value, key, out, row, keys)
-                    elif not _put_text(b, start, i, True, key, out, row, keys, strings, state, repairs):
+                        put(value, key, out, row, keys)
+                    elif not put_text(b, start, i, True, key, out, row, keys, strings, state, repairs):
                         return STRINGS_FULL, i
                 continue
             i = start
@@ -275,8 +167,8 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
                 last_key, last_start, last_end = key, start + 1, i
                 if key >= 0:
                     if form != TEXT:
-                        _put(number(b, start + 1, i, form == TIME), key, out, row, keys)
-                    elif not _put_text(b, start + 1, i, True, key, out, row, keys, strings, state, repairs):
+                        put(number(b, start + 1, i, form == TIME), key, out, row, keys)
+                    elif not put_text(b, start + 1, i, True, key, out, row, keys, strings, state, repairs):
                         return STRINGS_FULL, i
                 i += 1
                 continue
@@ -285,7 +177,7 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
         if i < 0:
             return (NEED_MORE if i == -1 else SYNTAX), start
         last_key, last_start = key, -1
-        if key >= 0 and not _store(b, start, i, False, key, out, row, keys, strings, state, repairs):
+        if key >= 0 and not store(b, start, i, False, key, out, row, keys, strings, state, repairs):
             return STRINGS_FULL, i
 
 
@@ -293,21 +185,6 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
 def end_of_value_after(b, i, n, final, repairs, base):
     """The next quote that may end a string which has not ended before `i`."""
     return end_of_string(b, i, n, final, False, repairs, base)
-
-
-@inlined
-def _is_dropped(out, row, strings):
-    """Is the finished event of a kind that nobody asks for?"""
-    code = np.int64(out.texts[_PH * out.capacity + row])
-    if code < 0:
-        return True
-    if strings.lengths[code] != 1:
-        return True
-    letter = strings.arena[strings.offsets[code]]
-    for kept in _LETTERS_TUPLE:  # noqa: SIM110 (compiled)
-        if letter == kept:
-            return False
-    return True
 
 
 @compiled
@@ -342,14 +219,14 @@ def scan(b, pos, n, final, out, keys, strings, state, repairs, pending):
             settle(repairs, pending, False)
             state[STOPPED] = n if status == NEED_MORE else max(i, state[EVENT_START])
             if b[state[EVENT_START]] == OPEN_BRACE:
-                _blank_row(out, row)
+                blank_row(out, row)
             return status, (state[EVENT_START] if status == SYNTAX else pos), row
         if pending[DIRTY] > 0:
             settle(repairs, pending, True)
         pos = i
         if status == -1:
-            if _is_dropped(out, row, strings):
-                _blank_row(out, row)
+            if is_dropped(out, row, strings):
+                blank_row(out, row)
             else:
                 row += 1
     return OUTPUT_FULL, pos, row
