@@ -226,6 +226,19 @@ def test_odd_texts_and_values_keep_every_event_and_are_counted_with_their_place(
     assert run.health.status == "ok", "what was kept whole touches no figure"
 
 
+def test_a_spare_comma_after_a_text(tmp_path: Path) -> None:
+    """The last value of an event, and of its arguments, is a text: the comma behind it makes the text no longer."""
+    text = json.dumps({"traceEvents": [row("a", 0, 1, dtype="Float"), row("b", 5, 1), row("c", 9, 1)]})
+    text = text.replace('"Float"}}', '"Float",}}').replace(
+        '{"stream": 7}}, {"ph"', '{"stream": 7}, "bp": "e",}, {"ph"', 1
+    )
+    assert text.count(",}") == 2
+    (tmp_path / "t.json").write_text(text)
+    run = open_run(tmp_path / "t.json")
+    assert [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]] == ["a", "b", "c"]
+    assert {item.code: item.text.split()[0] for item in run.health.items} == {"spare_comma": "2"}
+
+
 def test_a_list_with_strange_ids_has_no_rank_of_its_own(tmp_path: Path) -> None:
     rows = [row("a", 0, 1, pid="Spans", tid=""), row("b", 5, 1), row("c", 9, 1)]
     text = (
