@@ -18,9 +18,9 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 def state_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> int:
     """Bytes of model state of a rank of the fullest stage.
 
-    An element takes w bytes as parameter and as gradient (w of `dtype`), and in the optimizer twice max(w, 4) for AdamW
-    and max(w, 4) for the copy of a 16-bit one, or of one that is updated in the host's memory (`offload`). tp cuts matrices, ep the experts; zero cuts optimizer state (1), gradients
-    too (2), parameters too (3) over the ranks that hold the same.
+    An element takes w bytes as parameter and as gradient (w of `dtype`), and in the optimizer twice max(w, 4) for AdamW and
+    max(w, 4) for the copy of a 16-bit one, or of one that is updated in the host's memory (`offload`). tp cuts matrices, ep
+    the experts; zero cuts optimizer state (1), gradients too (2), parameters too (3) over the ranks that hold the same.
     """
     width = BYTES[train.dtype]
     copied = width < 4 or parallel.offload != "none"

@@ -54,6 +54,12 @@ class World:
         self.store.set(f"{key}/{self.rank}", text)
         return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
+    def meet(self, key: str) -> None:
+        """Return when all ranks have come here; `key` must be new. One counter, so that thousands may."""
+        if self.store.add(key, 1) == self.size:
+            self.store.set(f"{key}/all", "")
+        self.store.wait([f"{key}/all"])
+
     def messages(self) -> tuple[Callable[[int, int], None], Callable[[int], int]]:
         """send(rank, integer) and receive(rank), to compare clocks of hosts. All ranks call it together."""
         group = None if self.device.backend == "gloo" else dist.new_group(backend="gloo")

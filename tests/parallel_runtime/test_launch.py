@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from stepscope.parallel_runtime.comm import CommunicationError
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.failures import Failure, RankFailure
-from stepscope.parallel_runtime.launch import threads_of, under_torchrun
+from stepscope.parallel_runtime.launch import World, threads_of, under_torchrun
 from stepscope.tracer.recorder import CommSite
 
 PROGRAMS = Path(__file__).with_name("launch_programs.py")
@@ -207,6 +209,27 @@ def test_a_gpu_for_each_rank_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ValueError, match="device 'tpu' is unknown: take one of cpu, cuda, dry or auto"):
         Device.named("tpu")
     assert [Device.named(kind).backend for kind in ("cpu", "dry")] == ["gloo", "none"]
+
+
+def test_ranks_meet_when_the_last_has_come() -> None:
+    """Two come first and wait; nobody goes on before the third."""
+    store, gone = dist.HashStore(), []
+    worlds = [World(rank, 3, rank, Device.named("cpu"), store) for rank in range(3)]
+
+    def come(world: World) -> None:
+        world.meet("here")
+        gone.append(world.rank)
+
+    early = [threading.Thread(target=come, args=(world,)) for world in worlds[:2]]
+    for thread in early:
+        thread.start()
+    while store.add("here", 0) < 2:
+        pass
+    assert not gone and not store.check(["here/all"])
+    come(worlds[2])
+    for thread in early:
+        thread.join(30)
+    assert sorted(gone) == [0, 1, 2]
 
 
 def test_torchrun_is_recognised_by_all_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
