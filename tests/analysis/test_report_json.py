@@ -49,7 +49,7 @@ def test_a_pipeline_run() -> None:
 
 
 def test_an_analysis_does_not_ask_where_a_run_came_from() -> None:
-    """Measured, simulated, imported: the same rows give the same figures."""
+    """Measured, simulated, imported: the same rows give the same figures; only who may be believed about numbers differs."""
     found = []
     for source in ("measured", "simulated", "imported"):
         made = PipelineRun(2, 4, 2)
@@ -59,7 +59,11 @@ def test_an_analysis_does_not_ask_where_a_run_came_from() -> None:
         report = checked(analyze(made.run()).to_json())
         assert report["run"].pop("source") == source
         found.append(report)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
+    for report in found:  # the messages of foreign writers are matched by their order, not by their numbers
+        for row in (*report["matching"], *report["collectives"]):
+            row.pop("match", None), row.pop("method", None)
+    assert found[0] == found[2]
     assert found[0]["findings"] and found[0]["links"] and found[0]["stages"]
 
 
