@@ -226,6 +226,18 @@ def test_odd_texts_and_values_keep_every_event_and_are_counted_with_their_place(
     assert run.health.status == "ok", "what was kept whole touches no figure"
 
 
+def test_a_raw_quote_before_an_escaped_one(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [row("#", 0, 1), row("b", 5, 1)]}).replace("#", r"say \"hi", there and \\")
+    (tmp_path / "t.json").write_text(text)
+    run = open_run(tmp_path / "t.json")
+    assert [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]] == ['say "hi", there and \\', "b"]
+    assert [item.code for item in run.health.items] == ["raw_quote"]
+    text = text.replace(r"say \"hi", there", r"say "hi\", there")  # the raw one first
+    (tmp_path / "t.json").write_text(text)
+    run = open_run(tmp_path / "t.json")
+    assert [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]] == ['say "hi", there and \\', "b"]
+
+
 def test_a_spare_comma_after_a_text(tmp_path: Path) -> None:
     """The last value of an event, and of its arguments, is a text: the comma behind it makes the text no longer."""
     text = json.dumps({"traceEvents": [row("a", 0, 1, dtype="Float"), row("b", 5, 1), row("c", 9, 1)]})
