@@ -226,16 +226,14 @@ def test_odd_texts_and_values_keep_every_event_and_are_counted_with_their_place(
     assert run.health.status == "ok", "what was kept whole touches no figure"
 
 
-def test_a_raw_quote_before_an_escaped_one(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": [row("#", 0, 1), row("b", 5, 1)]}).replace("#", r"say \"hi", there and \\")
-    (tmp_path / "t.json").write_text(text)
-    run = open_run(tmp_path / "t.json")
-    assert [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]] == ['say "hi", there and \\', "b"]
-    assert [item.code for item in run.health.items] == ["raw_quote"]
-    text = text.replace(r"say \"hi", there", r"say "hi\", there")  # the raw one first
-    (tmp_path / "t.json").write_text(text)
-    run = open_run(tmp_path / "t.json")
-    assert [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]] == ['say "hi", there and \\', "b"]
+def test_raw_quotes_beside_escaped_ones(tmp_path: Path) -> None:
+    for written in (r'say \"hi", there and \\', r'say "hi\", there and \\'):
+        text = json.dumps({"traceEvents": [row("#", 0, 1), row("b", 5, 1)]}).replace("#", written)
+        (tmp_path / "t.json").write_text(text)
+        run = open_run(tmp_path / "t.json")
+        names = [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]]
+        assert names == ['say "hi", there and \\', "b"]
+        assert [item.code for item in run.health.items] == ["raw_quote"]
 
 
 def test_a_spare_comma_after_a_text(tmp_path: Path) -> None:
