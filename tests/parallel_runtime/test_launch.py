@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from stepscope.parallel_runtime.comm import CommunicationError
@@ -21,6 +22,7 @@ from stepscope.parallel_runtime.launch import World, threads_of, under_torchrun
 from stepscope.tracer.recorder import CommSite
 
 PROGRAMS = Path(__file__).with_name("launch_programs.py")
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 LIMIT_S = 60  # a hang, not a slow machine
 
 
@@ -230,6 +232,17 @@ def test_ranks_meet_when_the_last_has_come() -> None:
     for thread in early:
         thread.join(30)
     assert sorted(gone) == [0, 1, 2]
+
+
+def test_streams_have_queues_of_their_own_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA reads it when it starts: it is set before the first question to torch.cuda, and never against the user."""
+    seen: list[str | None] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen.append(os.environ.get(QUEUES)) or 4)
+    monkeypatch.delenv(QUEUES, raising=False)
+    assert Device.named("cuda", 1, 4).index == 1
+    monkeypatch.setenv(QUEUES, "8")
+    assert Device.named("auto").kind == "cuda"
+    assert seen == ["32", "8"]
 
 
 def test_torchrun_is_recognised_by_all_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
