@@ -174,10 +174,11 @@ def beside(report: Report) -> Detail | None:
     )
     names = ("op_wait_ns", "nonblocking_ns", "blocking_comm_ns", "cpu_step_ns")
     frame = report.steps[report.steps["step"].isin(report.means.steps) & report.steps["rank"].isin(report.means.ranks)]
-    rows = []
-    for rank, part in frame.groupby("rank"):
-        cells = [units.duration(float(part[name].astype("float64").mean())) for name in names]
-        rows.append([rank_label(report, int(str(rank))), *cells])
+    means = frame.astype(dict.fromkeys(names, "float64")).groupby("rank")[list(names)].mean()
+    rows = [
+        [rank_label(report, int(str(rank))), *(units.duration(float(ns)) for ns in row)]
+        for rank, row in zip(means.index, means.to_numpy(), strict=True)
+    ]
     of = "Means of a counted step; they are no part of the partition."
     told = any(cell not in (units.DASH, "0 ns") for row in rows for cell in row[1:4])
     return Detail("Beside the ledger", of, heads, rows if told else [], 1)
