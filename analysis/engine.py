@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.analysis.errors import StepscopeError
@@ -83,7 +85,7 @@ def _in_processes(
     pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context, initializer=_end_on_interrupt)
     futures: dict[Future[Result], Item] = {}
     try:
-        with _interrupts_later():
+        with _interrupts_later(), _main_left_out(fn):
             futures = {pool.submit(fn, item): item for item in items}
         pending = set(futures)
         while pending:
@@ -103,6 +105,21 @@ def _in_processes(
         return [future.result() for future in futures]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _main_left_out(fn: Callable[..., object]) -> Iterator[None]:
+    """Processes that are started in this block do not run the user's script again, as spawned ones do: a script or a
+    notebook that opens a large run would start it anew in every worker. Only where `fn` is no function of the script."""
+    if getattr(fn, "__module__", "__main__") in ("__main__", "functools"):
+        yield
+        return
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -60,6 +60,10 @@ class OpenedRun:
         """One row a rank and step: step_ns and the six terms that sum to it, what is beside them, flags."""
         return self.report.ledger.copy()
 
+    def steps(self) -> pd.DataFrame:
+        """Beside the ledger, one row a rank and step: the window, op_wait_ns, nonblocking_ns, blocking_comm_ns, in_means."""
+        return self.report.steps.copy()
+
     def summary(self) -> pd.DataFrame:
         """The mean step: one row a term with its ns_per_step and share; the shares sum to 1. Empty without a whole step."""
         values = self.report.means.values

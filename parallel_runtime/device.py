@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.tracer.recorder import NullRecorder, Recorder
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "dry": "none"}
+
+HARDWARE_QUEUES = "32"
+"""Each stream its own queue to the GPU: CUDA has 8 unless told, a rank here has more streams, and of two that share a queue one
+can hold up the other for ever (a receive in front of the send that its peer waits for)."""
 
 _BUSY_SIDE = 64  # one product of this side takes some 10 us: the injected work ends within that of its time
 
@@ -39,6 +44,8 @@ class Device:
         """
         if kind not in (*BACKENDS, "auto"):
             raise ValueError(f"device {kind!r} is unknown: take one of {', '.join(BACKENDS)} or auto")
+        if kind in ("cuda", "auto"):  # before CUDA starts; the ranks inherit it
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", HARDWARE_QUEUES)
         gpus = torch.cuda.device_count() if kind in ("cuda", "auto") else 0
         if kind == "auto":
             kind = "cuda" if gpus >= ranks_here else "cpu"

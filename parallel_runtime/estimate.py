@@ -18,9 +18,9 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 def state_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> int:
     """Bytes of model state of a rank of the fullest stage.
 
-    An element takes w bytes as parameter and as gradient (w of `dtype`), and in the optimizer twice max(w, 4) for AdamW
-    and max(w, 4) for the copy of a 16-bit one, or of one that is updated in the host's memory (`offload`). tp cuts matrices, ep the experts; zero cuts optimizer state (1), gradients
-    too (2), parameters too (3) over the ranks that hold the same.
+    An element takes w bytes as parameter and as gradient (w of `dtype`), and in the optimizer twice max(w, 4) for AdamW and
+    max(w, 4) for the copy of a 16-bit one, or of one that is updated in the host's memory (`offload`). tp cuts matrices, ep
+    the experts; zero cuts optimizer state (1), gradients too (2), parameters too (3) over the ranks that hold the same.
     """
     width = BYTES[train.dtype]
     copied = width < 4 or parallel.offload != "none"
@@ -48,11 +48,14 @@ def state_bytes(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig
 
 
 def available_bytes(device: str) -> int | None:
-    """Memory that is free: of the first GPU, or of this host; None where the system does not say."""
+    """Memory that is free on this host, or all of the first GPU; None where the system does not say.
+
+    What is free of a GPU cannot be asked without a context on it, of some hundred MB, that the asking process would keep.
+    """
     if device == "cuda":
         import torch
 
-        return int(torch.cuda.mem_get_info(0)[0])
+        return int(torch.cuda.get_device_properties(0).total_memory)
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -69,9 +72,11 @@ def too_large(state: int, ranks: int, available: int | None, device: str) -> str
     needed = state if device == "cuda" else state * ranks
     if available is None or needed <= available:
         return None
-    where = "this GPU has" if device == "cuda" else f"{ranks} ranks on this host that is {words(needed)}, and it has"
+    has = f"this GPU has {words(available)}"
+    if device != "cuda":
+        has = f"{ranks} ranks on this host that is {words(needed)}, and it has {words(available)} free"
     return (
-        f"the model state alone takes {words(state)} a rank; {where} {words(available)} free: plan with this layout, or take"
+        f"the model state alone takes {words(state)} a rank; {has}: plan with this layout, or take"
         " fewer --layers, a smaller --preset, or --force to try all the same"
     )
 

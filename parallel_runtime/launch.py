@@ -54,6 +54,12 @@ class World:
         self.store.set(f"{key}/{self.rank}", text)
         return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
+    def meet(self, key: str) -> None:
+        """Return when all ranks have come here; `key` must be new. One counter, so that thousands may."""
+        if self.store.add(key, 1) == self.size:
+            self.store.set(f"{key}/all", "")
+        self.store.wait([f"{key}/all"])
+
     def messages(self) -> tuple[Callable[[int, int], None], Callable[[int], int]]:
         """send(rank, integer) and receive(rank), to compare clocks of hosts. All ranks call it together."""
         group = None if self.device.backend == "gloo" else dist.new_group(backend="gloo")
@@ -115,12 +121,6 @@ def threads_of(ranks_here: int) -> int:
     return max(1, cores // ranks_here)
 
 
-def _before_cuda() -> None:
-    """Each stream its own queue to the GPU: CUDA has 8 unless told, a rank here has more streams, and of two that share a
-    queue one can hold up the other for ever (a receive in front of the send that its peer waits for)."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
-
 def _start(world: World, ranks_here: int, timeout_s: float) -> None:
     """Make the default process group of this rank's backend."""
     torch.set_num_threads(threads_of(ranks_here) if world.device.kind == "cpu" else 1)
@@ -154,7 +154,6 @@ def _joined(
         raise ValueError(f"{started} ranks were started, but the layout has {world_size}: start {world_size}")
     store, rank, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    _before_cuda()
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
     world = World(rank, started, local_rank, Device.named(device, local_rank, ranks_here), store)
     _start(world, ranks_here, timeout_s)
@@ -195,7 +194,6 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which ends us
     signal.signal(signal.SIGTERM, _terminated)
     _end_with_launcher()
-    _before_cuda()
     try:
         port = pipe.recv()
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout_s))

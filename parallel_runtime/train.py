@@ -129,6 +129,7 @@ def run_rank(world: World, directory: str, spec: RunSpec) -> Outcome:
         comm = world.device.comm(mesh, world.rank, recorder, streams, c.train.timeout_s)
         comm.slow_link = SlowLink.of(c.train)
         program = build(c, comm, world.device)
+        world.meet("first step")  # whoever was built later would keep the others waiting in it
         losses, step_ns = train(program, InjectedCauses(c.train, world.rank, world.device, recorder), spec)
         comm.close()
     offsets.append(host_offsets(world.rank, meta.hosts, *messages, clock))

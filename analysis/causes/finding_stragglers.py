@@ -202,4 +202,4 @@ def turns(ground: Ground, named: Set[int]) -> list[Finding]:
         return []
     text = f"ranks wait {units.duration(left)} a step for each other by turns, with no rank that stands out"
     advice = "more even work per step or fewer synchronisations; on shared cores this is their noise"
-    return [finding(ground, text, left, "low", advice, WAITING)]
+    return [finding(ground, text, left, "low", advice, WAITING, **ground.where("imbalance"))]

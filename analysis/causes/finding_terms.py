@@ -25,7 +25,7 @@ def bubble(ground: Ground) -> list[Finding]:
     if added >= 0.01 * ground.step_ns:  # else the number would contradict the ledger's
         text += f"; late ranks lengthen it by {units.duration(added)}"
     advice = "more microbatches per step shrink it; so do virtual stages (interleaving) or a zero-bubble schedule"
-    return [finding(ground, text, own, ground.sure, advice, ("bubble_ns",))]
+    return [finding(ground, text, own, ground.sure, advice, ("bubble_ns",), **ground.where("bubble"))]
 
 
 def idle(ground: Ground, named: Set[int]) -> list[Finding]:
@@ -37,15 +37,11 @@ def idle(ground: Ground, named: Set[int]) -> list[Finding]:
         return []
     whose = "" if len(rest) == len(rows) else " on the ranks that are not late"
     text = f"nothing is in flight for {units.duration(cost)} a step ({units.share(cost / ground.step_ns)} of it){whose}"
-    where: dict[str, object] = {}
-    if ground.longest_idle is not None:
-        rank, step, start, end = ground.longest_idle
-        where = {"rank": rank, "step": step, "start_ns": start, "end_ns": end}
     reason, advice = why_idle(ground.idle, set(rest["rank"]), ground.means.steps)
     advice = advice or (
         "host work between operations: fewer and larger operations, data prepared ahead, no reading back of tensors"
     )
-    return [finding(ground, text + reason, cost, ground.sure, advice, ("idle_ns",), **where)]
+    return [finding(ground, text + reason, cost, ground.sure, advice, ("idle_ns",), **ground.where("idle"))]
 
 
 def copies(ground: Ground) -> list[Finding]:
@@ -54,4 +50,4 @@ def copies(ground: Ground) -> list[Finding]:
         return []
     text = f"memory copies alone take {units.duration(cost)} a step ({units.share(cost / ground.step_ns)} of it)"
     advice = "pinned host memory and asynchronous copies, or fewer of them"
-    return [finding(ground, text, cost, ground.sure, advice, ("memcpy_ns",))]
+    return [finding(ground, text, cost, ground.sure, advice, ("memcpy_ns",), **ground.where("memcpy"))]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -23,6 +24,15 @@ LEAST_TERM = 0.05
 
 ENOUGH_STEPS = 3
 """Fewer counted steps give no high confidence."""
+
+
+class Stretch(NamedTuple):
+    """Where something happened; instants of the common clock, ns."""
+
+    rank: int
+    step: int | str
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Ground:
     idle: pd.DataFrame  # idle.IDLE_COLUMNS
     links: pd.DataFrame  # links.LINK_COLUMNS
     volumes: pd.DataFrame  # volumes.VOLUME_COLUMNS
-    longest_idle: tuple[int, int | str, int, int] | None = None  # rank, step, start, end
+    longest: Mapping[str, Stretch] = field(default_factory=dict)  # term -> its longest stretch in a counted step
 
     @property
     def step_ns(self) -> float:
@@ -56,6 +66,11 @@ class Ground:
     def mean(self, column: str) -> float:
         """Mean of a ledger column."""
         return float(self.means.values[column])
+
+    def where(self, term: str) -> dict[str, Any]:
+        """The longest stretch of a term as a finding's evidence."""
+        stretch = self.longest.get(term)
+        return {} if stretch is None else stretch._asdict()
 
     @property
     def sure(self) -> str:

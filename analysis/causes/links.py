@@ -15,6 +15,8 @@ import pandas as pd
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.classes import ahead_of
 from stepscope.analysis.ledger.decompose import Decomposition
+from stepscope.analysis.ledger.keys import code_columns
+from stepscope.analysis.run import Columns
 
 LINK_COLUMNS = (
     *("axis", "collective", "source", "target", "source_stage", "target_stage"),
@@ -33,21 +35,22 @@ def links(
     Left out: what was not recorded at both ends, violations of causality, impossible durations.
     """
     messages = _messages(parts, steps)
-    if messages.empty:
+    if messages is None:
         return pd.DataFrame(columns=list(LINK_COLUMNS))
     rows = []
-    for _, part in messages.groupby(["axis", "collective", "source", "target"], sort=False):
-        first = part.iloc[0]
-        source, target = int(first["source"]), int(first["target"])
+    for mine in _by_link(messages):
+        axis, collective, source, target = (messages[name][mine[0]] for name in KEYS)
+        source, target = int(source), int(target)
+        transfer, end = messages["transfer_ns"][mine], messages["end_ns"][mine]
         rows.append(
             {
-                **{"axis": first["axis"], "collective": first["collective"], "source": source, "target": target},
+                **{"axis": axis, "collective": collective, "source": source, "target": target},
                 **{"source_stage": stage_of(source), "target_stage": stage_of(target)},
-                "messages_per_step": len(part) / len(steps),
-                "median_bytes": float(part["bytes"].median()),
-                "median_transfer_ns": float(part["transfer_ns"].median()),
-                "target_exposed_ns_per_step": _exposed(decomposition, target, part) / len(steps),
-                "source_exposed_ns_per_step": _exposed(decomposition, source, part) / len(steps),
+                "messages_per_step": len(mine) / len(steps),
+                "median_bytes": float(np.median(messages["bytes"][mine])),
+                "median_transfer_ns": float(np.median(transfer)),
+                "target_exposed_ns_per_step": _exposed(decomposition, target, transfer, end) / len(steps),
+                "source_exposed_ns_per_step": _exposed(decomposition, source, transfer, end) / len(steps),
             }
         )
     frame = pd.DataFrame(rows)
@@ -56,38 +59,55 @@ def links(
     return ordered[list(LINK_COLUMNS)]
 
 
-def _messages(parts: pd.DataFrame, steps: tuple[int | str, ...]) -> pd.DataFrame:
-    """One row a message: axis, collective, source, target, bytes, transfer_ns, end_ns (common clock)."""
-    if parts.empty or not (parts["source"] >= 0).any():
-        return pd.DataFrame()
-    stride = int(parts["rank"].max()) + 1
-    key = parts["match_id"].to_numpy() * stride + parts["rank"].to_numpy()  # ascending: parts are sorted so
-    sure = ~(parts["unmatched"] | parts["partial"] | parts["violation"] | parts["impossible"]).to_numpy()
-    got = np.flatnonzero((parts["source"] >= 0).to_numpy() & sure & parts["step"].isin(steps).to_numpy())
-    source = parts["source"].to_numpy()[got]
-    given = np.minimum(np.searchsorted(key, parts["match_id"].to_numpy()[got] * stride + source), len(key) - 1)
-    whole = (key[given] == parts["match_id"].to_numpy()[got] * stride + source) & sure[given]
-    got, given, source = got[whole], given[whole], source[whole]
-    transfer, end = parts["transfer_ns"].to_numpy(), parts["end_ns"].to_numpy()
-    ring = parts["collective"].to_numpy()[got] == "ring_shift"
-    return pd.DataFrame(
-        {
-            "axis": parts["axis"].to_numpy()[got],
-            "collective": np.where(ring, "ring_shift", "send_receive"),
-            "source": source,
-            "target": parts["rank"].to_numpy()[got],
-            "bytes": parts["bytes"].to_numpy()[got],
-            "transfer_ns": np.where(ring, np.minimum(transfer[got], transfer[given]), transfer[got]),
-            "end_ns": end[got],
-        }
-    )
+KEYS = ("axis", "collective", "source", "target")
 
 
-def _exposed(decomposition: Decomposition, rank: int, messages: pd.DataFrame) -> int:
-    """Time in ns during which these messages transfer and the ledger of `rank` says visible communication."""
-    end = messages["end_ns"].to_numpy()
+def _by_link(messages: Columns) -> list[np.ndarray]:
+    """The rows of each link, in their order."""
+    codes = [np.unique(messages[name], return_inverse=True)[1] for name in KEYS]
+    code = code_columns(codes)
+    order = np.argsort(code, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+
+
+def _messages(parts: pd.DataFrame, steps: tuple[int | str, ...]) -> Columns | None:
+    """One row a message: axis, collective, source, target, bytes, transfer_ns, end_ns (common clock); None for none."""
+    columns = {name: parts[name].to_numpy() for name in (*PART, "axis", "collective")}
+    match, rank, source = (columns[name] for name in ("match_id", "rank", "source"))
+    if not (source >= 0).any():
+        return None
+    stride = int(rank.max()) + 1
+    key = match * stride + rank  # ascending: parts are sorted so
+    sure = ~(columns["unmatched"] | columns["partial"] | columns["violation"] | columns["impossible"])
+    got = np.flatnonzero((source >= 0) & sure & parts["step"].isin(steps).to_numpy())
+    wanted = match[got] * stride + source[got]
+    given = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+    whole = (key[given] == wanted) & sure[given]
+    got, given = got[whole], given[whole]
+    if len(got) == 0:
+        return None
+    transfer, ring = columns["transfer_ns"], columns["collective"][got] == "ring_shift"
+    return {
+        "axis": columns["axis"][got].astype(object),
+        "collective": np.where(ring, "ring_shift", "send_receive"),
+        "source": source[got],
+        "target": rank[got],
+        "bytes": columns["bytes"][got],
+        "transfer_ns": np.where(ring, np.minimum(transfer[got], transfer[given]), transfer[got]),
+        "end_ns": columns["end_ns"][got],
+    }
+
+
+PART = (
+    *("match_id", "rank", "source", "bytes", "transfer_ns", "end_ns"),
+    *("unmatched", "partial", "violation", "impossible"),
+)
+
+
+def _exposed(decomposition: Decomposition, rank: int, transfer: np.ndarray, end: np.ndarray) -> int:
+    """Time in ns during which messages transfer (they end at `end`) and the ledger of `rank` says visible communication."""
     end = end + ahead_of(decomposition, rank, end)
-    moving = intervals.union(end - messages["transfer_ns"].to_numpy(), end)
+    moving = intervals.union(end - transfer, end)
     return intervals.length(intervals.intersect(moving, decomposition.time[rank].terms["visible_comm"]))
 
 

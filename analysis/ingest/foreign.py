@@ -18,7 +18,7 @@ from stepscope.analysis.ingest.rules import load_rules
 from stepscope.analysis.ingest.source import filesystem_of
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.units import counted
-from stepscope.tracer.schema import RUN_FILE, RunMeta
+from stepscope.tracer.schema import RUN_FILE, Lane, RunMeta
 
 READERS = {"kineto": "kineto", "nsys": "nsys", "ndtimeline": "ndtimeline", "pp-vis": "pp_vis"}
 """Format -> module here whose `read_file` reads one task; imported when a file of the format is read."""
@@ -102,7 +102,19 @@ def _describe(
     if format == "nsys":
         places = ", ".join(f"rank {entry['rank']}: {entry['facts']['place']}" for entry in entries[:8])
         health.append(HealthItem("rank_from_device", f"ranks are counted over the devices ({places})"))
+    if len(entries) == 1 and not entries[0]["facts"]["world_size"] and _communicates(entries[0]):
+        text = (
+            "the trace is of one rank, communicates, and does not say with how many others: its communication is taken "
+            "for transfer, the waits in it are unknown"
+        )
+        touches = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "collectives", "stragglers")
+        health.append(HealthItem("unknown_world", text, touches=touches))
     return meta_from_ranks(name, entries, "imported")
+
+
+def _communicates(entry: Entry) -> bool:
+    """Has the rank a stream of communication?"""
+    return any(Lane(*lane).role == "comm" for lane in entry["lanes"])
 
 
 def _listing(ignored: list[tuple[str, str]]) -> str:

@@ -37,17 +37,27 @@ OPERATIONS = {
 """What the job's profiler calls its operations. Others are kept as host rows."""
 
 
+OPTIONAL = ("rank", "seq_id", "mc", "gmc", "mb_id")
+"""Columns that a table may have; -1 where a row says nothing."""
+
+_MOST = {"dp_rank": 1 << 20, "stage": (1 << 15) - 1, "step": 1 << 53}
+"""The largest numbers of a place that are believed."""
+
+_MOST_SECONDS = 4e9
+"""So far from 0 may a time be (a stamp since the epoch will be in 2096), so that its nanoseconds fit."""
+
+
 def read_file(task: Task) -> list[Entry]:
     """All ranks of one job's table (or of the parts of it)."""
     try:
-        table = pd.concat([read_table(path) for path in (task.path, *task.others)], ignore_index=True)
+        tables = [read_table(path) for path in (task.path, *task.others)]
     except (ValueError, OSError, pa.ArrowInvalid) as error:
         return broken(task, str(error))
-    bad = table[list(COLUMNS)].isna().any(axis=1)
-    if bad.all():
-        return broken(task, "no row has a time")
-    table = table[~bad].sort_values(["step", "start_ts"], kind="stable")
-    stages, replicas = max(table["stage"].tolist()) + 1, max(table["dp_rank"].tolist()) + 1
+    table, bad, twice = _joined(tables)
+    if not len(table):
+        return broken(task, "no row has a place and a time")
+    table = table.sort_values(["step", "start_ts"], kind="stable")
+    stages, replicas = int(table["stage"].max()) + 1, int(table["dp_rank"].max()) + 1
     ranks = _rank_numbers(table, replicas)
     rows = {rank: Rows() for rank in sorted(ranks.values())}
     counts: Counter[tuple[Any, ...]] = Counter()
@@ -68,11 +78,47 @@ def read_file(task: Task) -> list[Entry]:
             result.note(
                 "unknown_operation", f"operations of unknown type count as host work: {', '.join(unknown)[:200]}"
             )
-        if bad.any() and rank == min(rows):
-            rows_have = counted(int(bad.sum()), "row of the table has", "rows of the table have")
-            result.note("no_time", f"{rows_have} no time: left out", touches=("ledger",))
+        if bad and rank == min(rows):
+            rows_have = counted(bad, "row of the table has", "rows of the table have")
+            result.note("no_time", f"{rows_have} no place or no time: left out", touches=("ledger",))
+        if twice and rank == min(rows):
+            rows_stand = counted(twice, "row stands", "rows stand")
+            result.note("repeated_rows", f"{rows_stand} in several of the files (is one a copy?): counted once")
         entries.append(written(task, rank, result))
     return entries
+
+
+def _joined(tables: list[pd.DataFrame]) -> tuple[pd.DataFrame, int, int]:
+    """The rows of all parts; how many had no place or no time, and how many an earlier part had already: left out."""
+    parts, bad, twice = [], 0, 0
+    seen = np.empty(0, np.uint64)
+    for table in tables:
+        part = _readable(table)
+        bad += len(table) - len(part)
+        hashes = pd.util.hash_pandas_object(part, index=False).to_numpy()
+        again = np.isin(hashes, seen)
+        twice += int(again.sum())
+        seen = np.concatenate([seen, hashes])
+        parts.append(part[~again])
+    return pd.concat(parts, ignore_index=True), bad, twice
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a place and a time, numbers as numbers."""
+    known = [column for column in (*COLUMNS, *OPTIONAL) if column in table]
+    table = table.loc[table["optype"].notna(), known].astype({"optype": "str"})
+    for column in known:
+        if column != "optype":
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
+            table[column] = table[column].replace([np.inf, -np.inf], np.nan)
+    optional = [column for column in OPTIONAL if column in table]
+    table[optional] = table[optional].fillna(-1)
+    good = table[list(COLUMNS)].notna().all(axis=1)
+    for column in ("dp_rank", "stage", "step"):
+        good &= (table[column] >= 0) & (table[column] <= _MOST[column])
+    for column in ("start_ts", "duration"):
+        good &= table[column].abs() <= _MOST_SECONDS
+    return table[good]
 
 
 def read_table(path: str) -> pd.DataFrame:
@@ -92,7 +138,7 @@ def _rank_numbers(table: pd.DataFrame, replicas: int) -> dict[tuple[int, int], i
         named = zip(table["dp_rank"].tolist(), table["stage"].tolist(), table["rank"].tolist(), strict=True)
         given = {(int(d), int(s)): int(rank) for d, s, rank in named}
         distinct = len(table[["dp_rank", "stage", "rank"]].drop_duplicates())
-        if distinct == len(given) == len(set(given.values())):
+        if distinct == len(given) == len(set(given.values())) and min(given.values()) >= 0:
             return given
     return {(d, s): s * replicas + d for d, s in places}
 

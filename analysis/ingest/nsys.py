@@ -169,9 +169,9 @@ class _Reader:
         self, database: Database, place: Device, summary: Summary, rules: Rules, add: Callable[[Raw], None]
     ) -> None:
         self._database, self._place, self._rules, self._give = database, place, rules, add
-        self._header = {
+        self._header: dict[str, Any] = {
             "baseTimeNanoseconds": summary.session,
-            "distributedInfo": {"backend": "nccl"},
+            "distributedInfo": {"backend": "nccl", "world_size": summary.world_size},
             "host_name": summary.host,
         }
         self._names = Interner()

@@ -15,6 +15,7 @@ WAITS, CALLS, NVTX = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND
 STRINGS, ENVIRONMENT, SESSION = "StringIds", "TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_SESSION_START_TIME"
 
 _RANK = re.compile(r"(?:^|;)(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,9})(?=;|\Z)")
+_WORLD = re.compile(r"(?:^|;)(?:WORLD_SIZE|OMPI_COMM_WORLD_SIZE|PMI_SIZE)=(\d{1,9})(?=;|\Z)")
 _ROWS = 1 << 16  # fetched at a time
 
 
@@ -33,6 +34,7 @@ class Summary(NamedTuple):
     host: str
     session: int  # when it began, ns since the epoch; 0 where the export does not say
     rank: int | None  # that the environment of the program names
+    world_size: int | None
 
 
 class Database:
@@ -76,13 +78,19 @@ class Database:
                 counts[place] = counts.get(place, 0) + int(count)
         facts = {str(name): str(value) for rows in self.rows(ENVIRONMENT, ("name", "value")) for name, value in rows}
         [[session]] = [*self.rows(SESSION, ("utcEpochNs",)), [(None,)]][:1]
-        ranks = set(_RANK.findall(facts.get("DeviceEnvironment", "")))
+        environment = facts.get("DeviceEnvironment", "")
         return Summary(
             tuple(Device(*place, count) for place, count in sorted(counts.items())),
             facts.get("Hostname", ""),
             int(session[0] or 0),
-            int(ranks.pop()) if len(ranks) == 1 else None,
+            _the_one(_RANK.findall(environment)),
+            _the_one(_WORLD.findall(environment)),
         )
+
+
+def _the_one(numbers: list[str]) -> int | None:
+    """The number that all agree on."""
+    return int(numbers[0]) if len(set(numbers)) == 1 else None
 
 
 @contextmanager

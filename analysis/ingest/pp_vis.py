@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Entry, Task, broken, written
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
 
@@ -31,20 +32,22 @@ def is_dump(content: Any) -> bool:
 def read_file(task: Task) -> list[Entry]:
     """All stages of one job. A stage whose dump cannot be read is `broken`; the rest of the job is laid out without it."""
     config = _config(Path(task.path).parent)
-    chunks = int(config.get("vp_size") or 1)
+    chunks = _whole(config, "vp_size", 1)
     ranks: dict[int, Rows] = {}
     files: dict[int, str] = {}
     lost: list[Entry] = []
     for index, path in enumerate((task.path, *task.others)):
         found = re.search(r"(\d+)(?!.*\d)", Path(path).stem)
         rank = int(found.group(1)) if found else index
+        if rank in files:
+            raise StepscopeError(f"{files[rank]} and {path} are both rank {rank}: remove one of them")
         try:
             ranks[rank] = _rows(json.loads(Path(path).read_text(encoding="utf-8")), chunks)
             files[rank] = path
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, OverflowError) as error:
             lost += broken(Task(task.format, path, rank, task.directory, task.build), str(error))
     spans, begins = lay_out(ranks), begins_of(ranks)
-    stages = int(config.get("pp_size") or len(ranks))
+    stages = _whole(config, "pp_size", max(len(ranks), 1))
     entries = []
     for rank, rows in sorted(ranks.items()):
         result = rank_file(rows, _KINDS, spans, begins, stage=rank % stages)
@@ -88,6 +91,12 @@ def _actions(rows: Rows) -> list[list[Any]]:
     first = rows.step[0] if rows.step else -1
     listed = zip(rows.step, rows.name, rows.chunk, rows.microbatch, strict=True)
     return [[name, chunk, microbatch] for step, name, chunk, microbatch in listed if step == first]
+
+
+def _whole(config: dict[str, Any], key: str, otherwise: int) -> int:
+    """A positive whole number of the configuration."""
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
 
 
 def _config(directory: Path) -> dict[str, Any]:

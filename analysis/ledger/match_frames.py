@@ -46,7 +46,8 @@ led by more than the clocks' uncertainty; `straggler`: the same, after whom it h
 Unmatched parts have no last arrival, wait or transfer (-1)."""
 
 CLOCKS = ("rank", "offset_ns", "drift_ppm", "residual_ns", "bound_ns", "samples", "violations", "source")
-RATES = ("group", "method", "operations", "matched", "partial", "unmatched", "rate")
+RATES = ("group", "method", "operations", "matched", "partial", "unmatched", "rate", "estimated_wait_ns")
+"""`estimated_wait_ns`: estimates of the waits of unmatched parts, summed; -1 where there is none."""
 
 
 def parts_frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequence[tuple[str, ...]]) -> pd.DataFrame:
@@ -122,6 +123,14 @@ def clock_frame(parts: Parts, clocks: clock.Clocks, waits: Waits) -> pd.DataFram
     )
 
 
+def _per_match(match: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sum of a part's values by match, in the order of the matches' numbers."""
+    code = np.unique(match, return_inverse=True)[1]
+    total = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
+    np.add.at(total, code, values.astype(np.int64))
+    return total
+
+
 def rates_frame(parts: Parts, matched: keys.Matched, waits: Waits) -> pd.DataFrame:
     """Per group and method of matching: communications, those seen on all their ranks, on some, on one."""
     _, one = np.unique(matched.match, return_index=True)
@@ -133,8 +142,11 @@ def rates_frame(parts: Parts, matched: keys.Matched, waits: Waits) -> pd.DataFra
             "matched": waits.split[one].astype(np.int64),
             "partial": waits.partial[one].astype(np.int64),
             "unmatched": waits.unmatched[one].astype(np.int64),
+            "estimated_wait_ns": _per_match(matched.match, np.maximum(waits.estimate, 0)),
+            "estimates": _per_match(matched.match, waits.estimate >= 0),
         }
     )
     rates = frame.groupby(["group", "method"], as_index=False, sort=True).sum()
     rates["rate"] = rates["matched"] / rates["operations"]
-    return rates
+    rates["estimated_wait_ns"] = rates["estimated_wait_ns"].where(rates["estimates"] > 0, -1)
+    return rates[list(RATES)]

@@ -18,7 +18,7 @@ from stepscope.analysis.causes.classes import ahead_at, class_means, operation_c
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.experts import experts
 from stepscope.analysis.causes.findings import findings
-from stepscope.analysis.causes.ground import Ground
+from stepscope.analysis.causes.ground import Ground, Stretch
 from stepscope.analysis.causes.idle import idle
 from stepscope.analysis.causes.links import links
 from stepscope.analysis.causes.memory import memory
@@ -34,7 +34,7 @@ from stepscope.analysis.causes.volumes import volumes
 from stepscope.analysis.ledger.decompose import Decomposition, decompose, step_column
 from stepscope.analysis.ledger.overlap import overlap
 from stepscope.analysis.ledger.steps import tell
-from stepscope.analysis.report.model import COLLECTIVE_FIELDS, Report, dumps
+from stepscope.analysis.report.model import COLLECTIVE_FIELDS, STEP_FIELDS, Report, dumps
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import KINDS, RunMeta, code_of
 
@@ -91,7 +91,7 @@ def analyze(
         idle=empty,
         links=between,
         volumes=audited,
-        longest_idle=_longest_idle(decomposition, mean),
+        longest=_longest(decomposition, mean),
     )
     typical = _typical_step(mean)
     return Report(
@@ -117,7 +117,8 @@ def analyze(
         contention=contention(run, decomposition, mean),
         experts=load,
         class_means=class_means(classes, mean),
-        matching=decomposition.matches.rates,
+        matching=_missing(decomposition.matches.rates, "estimated_wait_ns"),
+        steps=_beside(decomposition),
         clocks=decomposition.matches.clocks,
         links=between,
         stages=stage_balance(decomposition, mean, rows, stages.__getitem__),
@@ -194,25 +195,38 @@ def _typical_step(mean: Means) -> int | str | None:
     return mean.steps[int(np.abs(lengths - np.median(lengths)).argmin())]
 
 
-def _longest_idle(decomposition: Decomposition, mean: Means) -> tuple[int, int | str, int, int] | None:
-    """(rank, step, start, end) of the longest idle stretch inside a counted step, common clock."""
-    best: tuple[int, int, int | str, int, int] | None = None
+def _longest(decomposition: Decomposition, mean: Means) -> dict[str, Stretch]:
+    """Term -> rank, step, start and end (common clock) of its longest stretch inside a counted step."""
+    best: dict[str, tuple[int, Stretch]] = {}
     counted = set(mean.steps)
     for rank, time in decomposition.time.items():
         windows = decomposition.windows[rank]
         inside = np.array([step in counted for step in windows.steps], bool) & (windows.step_ns > 0)
         steps = step_column(windows.steps)[inside]
         low, high = windows.start_ns[inside], windows.end_ns[inside]
-        stretch, at = intervals.pairs(time.terms["idle"], (low, high))
-        start = np.maximum(time.terms["idle"][0][stretch], low[at])
-        end = np.minimum(time.terms["idle"][1][stretch], high[at])
-        if len(start):
-            longest = int((end - start).argmax())
-            ahead = ahead_at(decomposition, rank, int(start[longest]))
-            first, last = int(start[longest]), int(end[longest])
-            one = (last - first, rank, steps[at[longest]], first - ahead, last - ahead)
-            best = one if best is None or one[0] > best[0] else best
-    return None if best is None else best[1:]
+        for term in ("bubble", "imbalance", "memcpy", "idle"):
+            stretch, at = intervals.pairs(time.terms[term], (low, high))
+            if len(stretch) == 0:
+                continue
+            start = np.maximum(time.terms[term][0][stretch], low[at])
+            end = np.minimum(time.terms[term][1][stretch], high[at])
+            place = int((end - start).argmax())
+            ahead, first, last = ahead_at(decomposition, rank, int(start[place])), int(start[place]), int(end[place])
+            if term not in best or last - first > best[term][0]:
+                best[term] = (last - first, Stretch(rank, steps[at[place]], first - ahead, last - ahead))
+    return {term: stretch for term, (_, stretch) in best.items()}
+
+
+def _beside(decomposition: Decomposition) -> pd.DataFrame:
+    """Decomposition.steps with the fields of the public JSON; empty with those fields."""
+    frame = decomposition.steps
+    return _missing(frame[list(STEP_FIELDS)], "cpu_step_ns") if len(frame) else pd.DataFrame(columns=list(STEP_FIELDS))
+
+
+def _missing(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The frame with NA for the -1 that stands for missing in one column."""
+    whole = frame[name].astype("Int64")
+    return frame.assign(**{name: whole.mask(whole < 0)})
 
 
 def _device_names(run: Run) -> frozenset[str]:

@@ -9,7 +9,17 @@ from stepscope.analysis.report.tables import Detail
 
 MAKERS = (
     *(traffic.classes, work.stages, traffic.alpha_beta, traffic.links, traffic.ratios, traffic.volumes),
-    *(work.memory, work.experts, work.loads, work.idle, work.contention, traffic.matching, traffic.clocks),
+    *(
+        work.beside,
+        work.memory,
+        work.peaks,
+        work.experts,
+        work.loads,
+        work.idle,
+        work.contention,
+        traffic.matching,
+        traffic.clocks,
+    ),
 )
 
 

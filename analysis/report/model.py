@@ -33,6 +33,12 @@ from stepscope.tracer.schema import RunMeta
 
 OVERLAP_FIELDS = ("rank", "step", "axis", "collective", "stream", "overlap_efficiency", "comm_overlap")
 
+STEP_FIELDS = (
+    *("rank", "step", "start_ns", "end_ns", "cpu_step_ns"),
+    *("op_wait_ns", "nonblocking_ns", "blocking_comm_ns", "in_means"),
+)
+"""What stands beside a row of the ledger (Decomposition.steps); the window is in the rank's own clock."""
+
 COLLECTIVE_FIELDS = (
     "group",
     "axis",
@@ -88,6 +94,7 @@ class Report:
     clocks: pd.DataFrame  # CLOCKS
     links: pd.DataFrame  # LINK_COLUMNS
     stages: pd.DataFrame  # STAGE_COLUMNS
+    steps: pd.DataFrame  # STEP_FIELDS
     classes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CLASS_COLUMNS)))
     picture: pd.DataFrame = field(default_factory=lambda: Report.no_picture())
     picture_step: int | str | None = None
@@ -117,6 +124,7 @@ class Report:
             "health": self.health.to_json(),
             "run": self._run(),
             "ledger": records_of(self.ledger, LEDGER_COLUMNS),
+            "steps": records_of(self.steps, STEP_FIELDS),
             "summary": self._summary(),
             "classes": records_of(self.class_means, CLASS_MEAN_COLUMNS),
             "overlap": records_of(self.overlap, OVERLAP_FIELDS),
@@ -176,11 +184,19 @@ class Report:
             "overlap_efficiency": efficiency,
             "comm_overlap": comm,
             "steps": len(self.means.steps),
+            **self._matched(),
             "tokens_per_s": self.throughput.tokens_per_s,
             "tokens_per_s_per_device": self.throughput.tokens_per_s_per_device,
             "mfu": self.throughput.mfu,
         }
         return dict(plain({**means, **more}))
+
+    def _matched(self) -> dict[str, int]:
+        """How many communications there are, and how many of them are whole, partial, inferred, unmatched."""
+        frame = self.matching
+        counts = {name: int(frame[name].sum()) for name in ("matched", "partial", "unmatched")}
+        inferred = frame[frame["method"] == "inferred"]
+        return {"communications": int(frame["operations"].sum()), **counts, "inferred": int(inferred["matched"].sum())}
 
 
 def plain(value: Any) -> Any:
@@ -208,7 +224,7 @@ def _plain_column(column: pd.Series) -> list[Any]:
     values: list[Any] = column.tolist()
     kind = getattr(column.dtype, "kind", "O")
     if kind in "iub":
-        return values
+        return [None if value is pd.NA else value for value in values] if column.hasnans else values
     if kind == "f":
         return [value if math.isfinite(value) else None for value in values]
     return [value if type(value) in (str, int, bool) else plain(value) for value in values]

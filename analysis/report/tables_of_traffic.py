@@ -151,6 +151,7 @@ def matching(report: Report) -> Detail | None:
     heads = (
         *("group", "by|Evidence: recorded numbers (seq), order, or time (inferred).", "communications", "whole"),
         *("partial|Recorded on some of their ranks.", "unmatched|Recorded on one rank.", "rate"),
+        "estimated wait|Of unmatched ones, in all: what exceeds the 5th percentile of their like.",
     )
     frame = report.matching.sort_values("rate", kind="stable")
     rows = [
@@ -159,6 +160,7 @@ def matching(report: Report) -> Detail | None:
             word(row["method"]),
             *(str(row[name]) for name in ("operations", "matched", "partial", "unmatched")),
             units.share(row["rate"]),
+            units.duration(None if row["estimated_wait_ns"] is pd.NA else float(row["estimated_wait_ns"])),
         ]
         for _, row in frame.iterrows()
     ]

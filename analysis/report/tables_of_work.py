@@ -34,6 +34,20 @@ def memory(report: Report) -> Detail | None:
     return Detail("Memory", of, heads, rows, 1, short=short)
 
 
+def peaks(report: Report) -> Detail | None:
+    """One row a phase: the rank that holds most in it."""
+    frame = report.memory.peaks
+    heads = ("phase", "rank|That holds most.", "activations", "state|On the device.", "in all")
+    rows = []
+    for phase in dict.fromkeys(frame["phase"]):
+        of = frame[frame["phase"] == phase].to_dict("records")
+        most = max(of, key=lambda row: row["total_bytes"])
+        sizes = (units.size(most[f"{name}_bytes"]) for name in ("activation", "state", "total"))
+        rows.append([str(phase).replace("_", " "), rank_label(report, most["rank"]), *sizes])
+    short = ", ".join(f"{row[0]} {row[-1]}" for row in rows)
+    return Detail("Peak by phase", "The most that a rank holds while a phase computes.", heads, rows, 2, short=short)
+
+
 def experts(report: Report) -> Detail | None:
     heads = (
         *("rank", "tokens a step", "of the mean|Beside the ranks of its stage: the largest is the skew."),
@@ -147,3 +161,24 @@ def stages(report: Report) -> Detail | None:
     ]
     of = "The slowest stage sets the pipeline's rate. Means of a rank and step."
     return Detail("Stage balance", of, heads, rows, 2)
+
+
+def beside(report: Report) -> Detail | None:
+    """What stands beside the ledger, means of each rank's counted steps."""
+    heads = (
+        "rank",
+        "waiting of operations|Hidden or not, of all operations: not the ledger's exposed wait.",
+        "nonblocking|Exposed waits on which no computation depended.",
+        "blocking communication|Visible communication that a recorded wait names.",
+        "CPU step|The step annotation's own length.",
+    )
+    names = ("op_wait_ns", "nonblocking_ns", "blocking_comm_ns", "cpu_step_ns")
+    frame = report.steps[report.steps["step"].isin(report.means.steps) & report.steps["rank"].isin(report.means.ranks)]
+    means = frame.astype(dict.fromkeys(names, "float64")).groupby("rank")[list(names)].mean()
+    rows = [
+        [rank_label(report, int(str(rank))), *(units.duration(float(ns)) for ns in row)]
+        for rank, row in zip(means.index, means.to_numpy(), strict=True)
+    ]
+    of = "Means of a counted step; they are no part of the partition."
+    told = any(cell not in (units.DASH, "0 ns") for row in rows for cell in row[1:4])
+    return Detail("Beside the ledger", of, heads, rows if told else [], 1)

@@ -43,7 +43,7 @@ def shown_on(out: Console) -> Iterator[ProgressCall]:
         nonlocal bar
         if bar is None:  # a store that is up to date is opened without a word
             bar = _bar(out)
-            bar.add_task(STAGES[state.stage], count="")
+            bar.add_task(STAGES[state.stage], total=state.bytes or None, count="")
             bar.start()
         count = f"{state.files_done} of {state.files} {state.unit}"
         bar.update(

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from trace_files import write_run
 
 from stepscope.analysis.engine import ENGINES, map_ranks
 from stepscope.analysis.errors import StepscopeError
@@ -91,6 +92,22 @@ def test_ctrl_c_ends_the_workers_at_once_and_silently(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert said.count("Traceback") == 1 and said.strip().endswith("KeyboardInterrupt")  # the command's own
+
+
+SCRIPT = """
+import sys
+print("once", file=sys.stderr)
+import stepscope.analysis.ingest as ingest
+run = ingest.open_run(sys.argv[1], engine="processes", workers=2)
+print(run.ranks)
+"""
+
+
+def test_a_script_without_a_guard_is_not_run_again_in_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "script.py"), str(write_run(tmp_path / "run"))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[0, 1]\n" and done.stderr == "once\n"
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -146,6 +146,28 @@ def test_ranks_that_take_turns_are_not_blamed_one_by_one() -> None:
     assert len(about_ranks(report)) == 1
 
 
+def test_every_finding_has_its_evidence() -> None:
+    """Bubble, turns, idle time and copies point at their longest stretch: rank, step, interval."""
+    made = PipelineRun(2, 4, 2)
+    for number in range(8):
+        made.step(number, slow={number % 4: 4}, late={(number + 1) % 4: 2})
+    line = Timeline()
+    for k in range(3):
+        line.step(100 * k, 100 * k + 100, k)
+        line.compute(0, 100 * k, 100 * k + 50)
+        line.memcpy(0, 100 * k + 50, 100 * k + 60 + k)
+    seen = []
+    for run in (made.run(), pipeline_run(4, 8, 2), communicating_run().run(), line.run()):
+        report = analyze(run)
+        for one in report.findings:
+            assert one.rank is not None and one.step in report.means.steps, one.text
+            assert one.start_ns is not None and one.end_ns is not None and one.end_ns > one.start_ns, one.text
+            seen.append(one.text.split()[0] + " " + one.text.split()[1])
+    assert {"The pipeline", "Ranks wait", "Nothing is", "Memory copies", "The dp"} <= set(seen)
+    copies = next(one for one in analyze(line.run()).findings if "copies" in one.text)
+    assert (copies.step, copies.start_ns, copies.end_ns) == (2, 250, 262)
+
+
 def test_at_most_five_dearest_first() -> None:
     report = analyze(pipeline_run(4, 4, 2, slow={1: 9, 4: 5}, late={6: 8}))
     costs = [finding.cost_ns_per_step for finding in report.findings]

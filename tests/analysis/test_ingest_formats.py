@@ -185,6 +185,37 @@ def test_a_table_of_other_operations(tmp_path: Path) -> None:
     assert KINDS[events["kind"][[strings[n] for n in events["name_id"]].index("strange-thing")]] == "host"
 
 
+COLUMNS = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
+
+
+def test_a_part_of_a_table_that_is_a_copy_counts_once(tmp_path: Path) -> None:
+    first = [(0, 0, 1, "forward-compute", 0.0, 1.0), (0, 0, 1, "gc", 1.0, 0.0), (0, 0, 1, "gc", 1.0, 0.0)]
+    second = [(0, 1, 1, "forward-compute", 1.0, 1.0)]
+    for name, rows in (("a", first), ("b", second), ("copy of a", first)):
+        pd.DataFrame(rows, columns=COLUMNS).to_parquet(tmp_path / f"{name}.parquet")
+    run = open_run(tmp_path)
+    [item] = [item for item in run.health.items if item.code == "repeated_rows"]
+    assert item.text.startswith("3 rows stand in several of the files")
+    assert [len(run.columns(rank)["start_ns"]) for rank in run.ranks] == [4, 2], "with a step's annotation each"
+
+
+def test_a_table_with_odd_values_keeps_the_other_rows(tmp_path: Path) -> None:
+    good = (0, 0, 1, "forward-compute", 0.5, 1.0)
+    odd = [
+        (0, 0, 1, "forward-compute", "inf", 1.0), (0, 0, 1, "forward-compute", 0.5, "soon"), (0, -1, 1, "gc", 0.5, 1.0),
+        (0, 99_999, 1, "gc", 0.5, 1.0), ("x", 0, 1, "gc", 0.5, 1.0), (0, 0, None, "gc", 0.5, 1.0), (0, 0, 1, None, 0.5, 1.0),
+        (0, 0, 1, "gc", 1e300, 1.0),
+    ]  # fmt: skip
+    rows = [(*row, rank) for row, rank in zip([good, *odd], [None, *range(8)], strict=True)]
+    pd.DataFrame(rows, columns=[*COLUMNS, "rank"]).to_csv(tmp_path / "ops.csv", index=False)
+    run = open_run(tmp_path / "ops.csv")
+    assert run.ranks == [0] and codes(run) == ["no_time"] and run.health.items[0].text.startswith("8 rows of the table")
+    assert windows(run, 0) == {1: (0, 1_000_000_000)}
+    pd.DataFrame(odd, columns=COLUMNS).to_csv(tmp_path / "ops.csv", index=False)
+    with pytest.raises(StepscopeError, match="no row has a place and a time"):
+        open_run(tmp_path / "ops.csv")
+
+
 def test_seconds_become_the_nearest_nanosecond() -> None:
     assert exact_ns(1.5) == 1_500_000_000 and exact_ns(np.float32(0.1)) == 100_000_001
 
@@ -223,6 +254,28 @@ def test_a_stage_of_a_dump_that_cannot_be_read(corpus: Path, tmp_path: Path) -> 
     assert run.ranks == [0, 2] and "broken_rank" in codes(run)
     [item] = [item for item in run.health.items if item.code == "broken_rank"]
     assert "iteration 3 has 16 starts and 15 ends" in item.text and item.file == "pp_rank_1.json"
+
+
+@pytest.mark.parametrize(
+    "config", ['{"pp_size": "two", "vp_size": null}', '{"pp_size": 0, "vp_size": -1}', "[]", "{", '{"pp_size": true}']
+)
+def test_odd_configurations_and_values_of_dumps(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    one = {"fwd_start": [0.0, 4], "fwd_end": [1.0, 5], "bwd_start": [2], "bwd_end": [3]}
+    for rank, odd in enumerate(("0.0", "Infinity", "NaN", '"x"', "null", "[]")):
+        (tmp_path / f"pp_rank_{rank}.json").write_text(json.dumps({"1": one}).replace("[0.0", f"[{odd}", 1))
+    run = open_run(tmp_path)
+    assert run.ranks == [0] and codes(run).count("broken_rank") == 5
+    assert windows(run, 0) == {1: (0, 5_000_000)}
+
+
+def test_two_dumps_of_one_rank_are_refused(tmp_path: Path) -> None:
+    one = {"fwd_start": [0.0], "fwd_end": [1.0], "bwd_start": [2], "bwd_end": [3]}
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "pp_rank_0.json").write_text(json.dumps({"1": one}))
+    with pytest.raises(StepscopeError, match=r"a/pp_rank_0\.json and \S*b/pp_rank_0\.json are both rank 0"):
+        open_run(tmp_path)
 
 
 def test_files_of_several_formats_are_not_mixed(corpus: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from timelines import Timeline
 
@@ -307,15 +306,16 @@ def test_drifting_clocks_still_give_an_exact_ledger() -> None:
 
 
 def test_the_wait_of_an_unmatched_operation_is_estimated_from_eight_samples_up() -> None:
-    def alone(count: int) -> pd.Series:
+    def alone(count: int) -> Matches:
         t = Timeline(world=2, present=(0,))
         t.group("g", "dp", 0, 1)
         for i in range(count):
             t.comm(0, 1000 * i, 1000 * i + 100 + 10 * i, group="g", seq=i, bytes=64)
-        return match(t.run()).parts["estimated_wait_ns"]
+        return match(t.run())
 
-    assert alone(7).tolist() == [-1] * 7
-    assert alone(8).tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert alone(7).parts["estimated_wait_ns"].tolist() == [-1] * 7
+    assert alone(8).parts["estimated_wait_ns"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert [alone(count).rates["estimated_wait_ns"].tolist() for count in (7, 8)] == [[-1], [280]]
 
 
 def test_contention_compares_the_same_kernel_beside_and_without_a_transfer() -> None:

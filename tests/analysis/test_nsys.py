@@ -163,6 +163,20 @@ def test_one_export_a_rank_is_ranked_by_name_else_by_environment(tmp_path: Path)
         assert [kernels(run, rank)[0][0] for rank in run.ranks] == ["of 0", "of 1", "of 2", "of 3"], folder
 
 
+def test_a_lone_rank_that_communicates_says_how_many_there_are_or_that_nobody_knows(tmp_path: Path) -> None:
+    for name, told in (("told", {"WORLD_SIZE": 8, "RANK": 3}), ("untold", {})):
+        export = Export(tmp_path / f"{name}.sqlite").session(**told).kernel("gemm", 0, 5)
+        run = open_run(export.kernel("ncclDevKernel_AllReduce_Sum", 5, 9, stream=20).write())
+        codes = {item.code for item in run.health.items}
+        assert run.health.status == "touched"
+        if told:
+            assert run.ranks == [3] and run.meta.world_size == 8 and "missing_rank" in codes
+        else:
+            assert run.ranks == [0] and "unknown_world" in codes
+    Export(tmp_path / "alone.sqlite").kernel("gemm", 0, 5).write()
+    assert open_run(tmp_path / "alone.sqlite").health.status == "ok"
+
+
 def test_the_users_map_comes_first(tmp_path: Path) -> None:
     for index, name in enumerate(("a.sqlite", "b.sqlite")):
         export = Export(tmp_path / name).session(start_ns=SESSION_NS + index, RANK=index)

@@ -79,7 +79,7 @@ def test_every_part_of_the_report_is_a_frame_with_units() -> None:
     frames = {
         name: getattr(run, name)()
         for name in (
-            *("ledger", "summary", "classes", "throughput", "overlap", "collectives", "matching", "clocks"),
+            *("ledger", "steps", "summary", "classes", "throughput", "overlap", "collectives", "matching", "clocks"),
             *("alpha_beta", "outliers", "links", "volumes", "memory", "experts", "idle", "compute_per_transfer"),
             *("contention", "stragglers", "pipeline", "stages", "findings"),
         )

@@ -7,18 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from stepscope.parallel_runtime.comm import CommunicationError
 from stepscope.parallel_runtime.device import Device
 from stepscope.parallel_runtime.failures import Failure, RankFailure
-from stepscope.parallel_runtime.launch import threads_of, under_torchrun
+from stepscope.parallel_runtime.launch import World, threads_of, under_torchrun
 from stepscope.tracer.recorder import CommSite
 
 PROGRAMS = Path(__file__).with_name("launch_programs.py")
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 LIMIT_S = 60  # a hang, not a slow machine
 
 
@@ -207,6 +211,38 @@ def test_a_gpu_for_each_rank_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ValueError, match="device 'tpu' is unknown: take one of cpu, cuda, dry or auto"):
         Device.named("tpu")
     assert [Device.named(kind).backend for kind in ("cpu", "dry")] == ["gloo", "none"]
+
+
+def test_ranks_meet_when_the_last_has_come() -> None:
+    """Two come first and wait; nobody goes on before the third."""
+    store, gone = dist.HashStore(), []
+    worlds = [World(rank, 3, rank, Device.named("cpu"), store) for rank in range(3)]
+
+    def come(world: World) -> None:
+        world.meet("here")
+        gone.append(world.rank)
+
+    early = [threading.Thread(target=come, args=(world,)) for world in worlds[:2]]
+    for thread in early:
+        thread.start()
+    while store.add("here", 0) < 2:
+        pass
+    assert not gone and not store.check(["here/all"])
+    come(worlds[2])
+    for thread in early:
+        thread.join(30)
+    assert sorted(gone) == [0, 1, 2]
+
+
+def test_streams_have_queues_of_their_own_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA reads it when it starts: it is set before the first question to torch.cuda, and never against the user."""
+    seen: list[str | None] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen.append(os.environ.get(QUEUES)) or 4)
+    monkeypatch.delenv(QUEUES, raising=False)
+    assert Device.named("cuda", 1, 4).index == 1
+    monkeypatch.setenv(QUEUES, "8")
+    assert Device.named("auto").kind == "cuda"
+    assert seen == ["32", "8"]
 
 
 def test_torchrun_is_recognised_by_all_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:

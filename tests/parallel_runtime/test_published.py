@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from stepscope.__main__ import status_of
 from stepscope.exit_codes import ExitCode
 from stepscope.parallel_runtime.config import ModelConfig, ParallelConfig, TrainConfig, check, global_batch
-from stepscope.parallel_runtime.estimate import state_bytes, too_large, words
+from stepscope.parallel_runtime.estimate import available_bytes, state_bytes, too_large, words
 from stepscope.parallel_runtime.model.initial import parameter_count
 from stepscope.parallel_runtime.published import APPROXIMATED, LAYOUTS, PUBLISHED, laid_out, layout, preset
 
@@ -113,7 +115,19 @@ def test_refused_only_beyond_what_is_free() -> None:
     assert too_large(10**9, 4, 10**9, "cuda") is None  # a GPU holds one rank
     said = too_large(2 * 10**9, 4, 10**9, "cpu")
     assert said is not None and "2.0 GB a rank; 4 ranks on this host that is 8.0 GB, and it has 1.0 GB free" in said
+    said = too_large(2 * 10**9, 4, 10**9, "cuda")
+    assert said is not None and "2.0 GB a rank; this GPU has 1.0 GB: plan with" in said
     assert words(1_500_000_000_000) == "1.5 TB" and words(12) == "12 bytes"
+
+
+def test_asking_for_a_gpus_memory_opens_nothing_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mem_get_info` would open a context on GPU 0, in every rank of a node."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: asked.append(index) or SimpleNamespace(total_memory=7)
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", None)
+    assert available_bytes("cuda") == 7 and asked == [0]
 
 
 def test_a_published_layout_is_refused_here_before_anything_starts(
