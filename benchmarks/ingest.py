@@ -1,8 +1,8 @@
 """How fast, and in how much memory, is a trace read? The same files through stepscope and through HolisticTraceAnalysis.
 
-    python benchmarks/ingest.py --trace nccl_data.json.gz                    a rank of 1 M events, and four; all readers
+    python benchmarks/ingest.py --trace nccl_data.json.gz                    a rank of 1 M events, four, one of 10 M; all readers
     STEPSCOPE_CORPUS=traces python benchmarks/ingest.py                      the same, the trace found in its folder
-    python benchmarks/ingest.py --trace T --sizes 1x1000000 1x10000000       the size of it (RANKSxEVENTS)
+    python benchmarks/ingest.py --trace T --sizes 8x1000000 --hta            other sizes (RANKSxEVENTS), without HTA
     python benchmarks/ingest.py --trace T --write docs/reading_speed.md      puts the table into the page
 
 The ranks are made from a real trace, repeated in time with its ids counted on. Every reader runs in a process of its own
@@ -187,7 +187,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=default_trace(), help="a real Kineto trace (.json.gz) to repeat")
     parser.add_argument(
-        "--sizes", type=size, nargs="+", default=[(1, 1_000_000), (4, 1_000_000)], metavar="RANKSxEVENTS"
+        "--sizes",
+        type=size,
+        nargs="+",
+        default=[(1, 1_000_000), (4, 1_000_000), (1, 10_000_000)],
+        metavar="RANKSxEVENTS",
     )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-bench")
     parser.add_argument("--hta", nargs="*", choices=[*HTA], default=[*HTA], help="which of them (none: leave them out)")
@@ -202,7 +206,7 @@ def main() -> None:
     for ranks, wanted in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.work) as place:
             traces = [Path(place) / f"rank_{rank}.json.gz" for rank in range(ranks)]
-            events = [make_rank(options.trace, trace, wanted, rank) for rank, trace in enumerate(traces)][0]
+            events = max(make_rank(options.trace, trace, wanted, rank) for rank, trace in enumerate(traces))
             results += ours(traces, events, Path(place), cold=not results)
             for name in options.hta if wanted <= MOST_FOR_HTA else ():
                 results.append(measure(name, traces, events, hta_python(name, options.work), THEIRS, {}))
