@@ -51,11 +51,23 @@ def sort_order(events: Columns) -> np.ndarray:
     order = np.argsort(lane, kind="stable")  # most lanes are in time order already: sort only those that are not
     edges = np.flatnonzero(np.diff(lane[order], prepend=-2, append=-2))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        rows = order[first:last]
-        step, shorter = np.diff(start[rows]), np.diff(dur[rows]) <= 0
-        if not ((step > 0) | ((step == 0) & shorter)).all():
-            order[first:last] = rows[np.lexsort((-dur[rows], start[rows]))]
+        order[first:last] = _by_time(order[first:last], start, dur)
     return order
+
+
+def _by_time(rows: np.ndarray, start: np.ndarray, dur: np.ndarray) -> np.ndarray:
+    """Rows by start, longer ones first among equals, as they stand among those."""
+    begin = start[rows]
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin, kind="stable")
+        rows, begin = rows[order], begin[order]
+    equal = begin[1:] == begin[:-1]
+    if equal.any() and (equal & (dur[rows[1:]] > dur[rows[:-1]])).any():
+        tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+        few = rows[tied]
+        rows = rows.copy()
+        rows[tied] = few[np.lexsort((-dur[few], start[few]))]
+    return rows
 
 
 class Run:

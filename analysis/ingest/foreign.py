@@ -14,7 +14,7 @@ from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
 from stepscope.analysis.ingest.detect import detect
 from stepscope.analysis.ingest.names_of_files import file_name
-from stepscope.analysis.ingest.rules import load_rules
+from stepscope.analysis.ingest.rules import BUILT_IN, built_in_digest, load_rules
 from stepscope.analysis.ingest.source import filesystem_of
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.units import counted
@@ -57,7 +57,7 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
     [(format, files)] = found.items()
     hints = _first_ranks(files, rules) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
     identity = _identity(paths)
-    sources: dict[str, Any] = {file: _fingerprint(file) for file in files}
+    sources: dict[str, Any] = {file: _fingerprint(file) for file in files} | {BUILT_IN: built_in_digest()}
     if rules is not None:
         sources[f"rules {rules}"] = fingerprint(Path(rules))
     tasks = partial(_tasks, format, files, hints, rules)

@@ -101,7 +101,7 @@ class Gatherer:
             for sample in _samples(time, texts[name] if name >= 0 else "", args)
         ]
         named = [[texts[code] if code >= 0 else "" for code in row] for row in self._threads]
-        threads = {(pid, tid): label for name, pid, tid, label in named if name == "thread_name"}
+        threads = {(pid, tid): label for name, pid, tid, label in named if name == "thread_name" and label}
         columns = {name: blank(name, 0) for name in (*NUMBERS, *TEXTS)}
         return Raw(columns, texts, header, counters, threads, self._odd_texts())
 

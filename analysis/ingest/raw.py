@@ -200,7 +200,7 @@ class Interner:
         return found
 
 
-_DECIMAL = re.compile(r"[ \t\r\n]*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,6}))?[ \t\r\n]*\Z", re.ASCII)
+_DECIMAL = re.compile(r"[ \t\r\n]*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d+))?[ \t\r\n]*\Z", re.ASCII)
 
 
 def exact_ns(text: str) -> int:
@@ -223,7 +223,9 @@ def _scaled(text: str, decimals: int) -> int:
     if not found:
         return MISSING
     sign, whole, fraction, exponent = found.groups()
-    digits, shift = whole + (fraction or ""), decimals - len(fraction or "") + int(exponent or 0)
+    power = int((exponent or "").lstrip("+-0")[:8] or "0")  # what is longer is as large, or as small, as it gets
+    power = -power if (exponent or "").startswith("-") else power
+    digits, shift = whole + (fraction or ""), decimals - len(fraction or "") + power
     if shift > 60 and int(digits):
         return MISSING
     value = int(digits) * 10 ** max(min(shift, 60), 0) // 10 ** min(max(-shift, 0), len(digits) + 1)

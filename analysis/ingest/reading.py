@@ -47,6 +47,7 @@ _SAID = {
     codes.VALUE: ("unreadable_value", "values are no JSON (NaN, inf, nothing, ...): taken as missing"),
     codes.COMMA: ("spare_comma", "commas are too many: ignored"),
     codes.LONG_TEXT: ("long_text", f"strings are longer than {codes.MAX_TEXT} bytes: cut"),
+    codes.SWALLOWED: ("swallowed_event", "values hold what looks like events: kept as one value"),
     codes.TOO_MANY_TEXTS: ("too_many_texts", "strings came after the table of names was full: their text is lost"),
 }
 
@@ -109,13 +110,7 @@ class _Reader:
         self._gatherer = Gatherer(self._frame, sink)
 
     def read(self) -> Raw:
-        cut: str | None = None
-        if self._find_list():
-            cut = self._scan_list() or None
-            if cut is None:
-                self._read_pairs()
-        else:
-            cut = _NO_LIST
+        cut = (self._read_lists() or None) if self._find_list() else _NO_LIST
         offset = self._base + self._position
         if self._source.cut is not None:
             cut = self._source.cut
@@ -219,31 +214,70 @@ class _Reader:
 
     # -- the list of events ----------------------------------------------------------------------------------------
 
+    def _read_lists(self) -> str:
+        """The list of events, what comes behind it, and events behind that; why it ended early, else empty."""
+        while True:
+            cut = self._scan_list()
+            if cut:
+                return cut
+            offset = self._base + self._position
+            if self._read_pairs():
+                self._lost.append(Repair("second_list", "further lists of events: read as well", 1, offset))
+            elif self._find_event():
+                self._lost.append(
+                    Repair("spare_bracket", "brackets that do not end the list of events: ignored", 1, offset)
+                )
+            else:
+                return ""
+
+    def _find_event(self) -> bool:
+        """Go on to the next event in the rest of the file, which ought to hold none."""
+        while True:
+            event = _NEXT_EVENT.search(self._buffer, self._position, self._filled)
+            if event:
+                self._position = event.end()
+                return True
+            if self._final:
+                self._position = self._filled
+                return False
+            self._position = max(self._position, self._filled - self._window // 4)
+            self._fill()
+
     def _scan_list(self) -> str:
         """All events up to the closing bracket; why it ended where there is none, else empty."""
         while True:
             self._tell_window()
             status = self._code.scan_events(self._frame.address)
-            self._position, rows = int(self._state[codes.POSITION]), int(self._state[codes.ROWS])
-            if rows:
-                self._gatherer.add(rows, self._buffer)
-                self._frame.clear(rows)
-            if status == codes.END_OF_LIST:
-                return ""
-            if status == codes.STRINGS_FULL:
-                self._grow_strings()
-            elif status == codes.SYNTAX:
-                if not self._resume("lost_event", "events make no sense"):
-                    return _NO_BRACKET
-            elif status == codes.NEED_MORE:
-                longest = self._window // _EVENT_SHARE
-                if self._filled - self._position > longest:
-                    if not self._resume("long_event", f"events are longer than {longest} bytes"):
-                        return _NO_BRACKET
-                elif not self._final:
-                    self._fill()
-                elif not self._damaged_rest() or not self._resume("lost_event", "events make no sense"):
-                    return _NO_BRACKET
+            self._position = int(self._state[codes.POSITION])
+            # what counters say stands in the window, which is about to move on: all other rows can wait until there are many
+            if status == codes.OUTPUT_FULL or self._state[codes.COUNTERS]:
+                self._hand_on()
+            if status == codes.END_OF_LIST or (status != codes.OUTPUT_FULL and not self._go_on(status)):
+                self._hand_on()
+                return "" if status == codes.END_OF_LIST else _NO_BRACKET
+
+    def _hand_on(self) -> None:
+        """The rows that were scanned so far to the gatherer."""
+        rows = int(self._state[codes.ROWS])
+        if rows:
+            self._gatherer.add(rows, self._buffer)
+            self._frame.clear(rows)
+        self._state[codes.ROWS] = self._state[codes.COUNTERS] = 0
+
+    def _go_on(self, status: int) -> bool:
+        """Whether there is more to scan, after the scanner stopped for want of room, of bytes or of sense."""
+        if status == codes.STRINGS_FULL:
+            self._grow_strings()
+            return True
+        if status == codes.SYNTAX:
+            return self._resume("lost_event", "events make no sense")
+        longest = self._window // _EVENT_SHARE
+        if self._filled - self._position > longest:
+            return self._resume("long_event", f"events are longer than {longest} bytes")
+        if not self._final:
+            self._fill()
+            return True
+        return self._damaged_rest() and self._resume("lost_event", "events make no sense")
 
     def _damaged_rest(self) -> bool:
         """The rest of the file is no whole event: is something wrong in it (other events follow), or is its end missing?"""
@@ -289,7 +323,7 @@ class _Reader:
             first = int(self._frame.repairs[kind + codes.REPAIRS])
             if times:
                 repairs.append(Repair(code, text, times, first))
-        for code in ("lost_event", "long_event"):
+        for code in ("lost_event", "long_event", "spare_bracket", "second_list"):
             lost = [repair for repair in self._lost if repair.code == code]
             if lost:
                 repairs.append(lost[0]._replace(times=len(lost)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,9 @@ import tomllib
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.tracer.schema import AXES, COLLECTIVES, code_of
+
+BUILT_IN = "built-in rules"
+"""What a store calls them among its sources."""
 
 _TABLES = {
     "categories": ("kernel", "memcpy", "wait", "launch"),
@@ -120,6 +124,11 @@ def load_rules(user_file: str | None = None) -> Rules:
         frozenset(" ".join(re.findall("[a-z]+", name.lower())) for name in table["steps"]["names"]),
         tuple(table["ranks"].items()),
     )
+
+
+def built_in_digest() -> str:
+    """What tells one edition of the built-in rules from another: a store made by others is out of date."""
+    return hashlib.sha256(resources.files(__package__).joinpath("rules.toml").read_bytes()).hexdigest()[:16]
 
 
 def _user_table(path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import (
@@ -15,6 +16,7 @@ from stepscope.analysis.ingest.build import (
     fingerprint,
     meta_from_ranks,
 )
+from stepscope.analysis.ingest.rules import BUILT_IN, built_in_digest
 from stepscope.analysis.records import HealthItem
 from stepscope.tracer.schema import RUN_FILE, RunMeta, rank_file
 
@@ -42,7 +44,8 @@ def plan_run(path: Path) -> Plan:
         if rank == next_rank:
             raise StepscopeError(f"{file.name} and {next_file.name} are both rank {rank}: remove one of them")
     watched = [path / RUN_FILE, *(file for _, file in files)]
-    sources = {file.name: fingerprint(file) for file in watched if _size(file) is not None}
+    sources: dict[str, Any] = {file.name: fingerprint(file) for file in watched if _size(file) is not None}
+    sources[BUILT_IN] = built_in_digest()
     return Plan(path, True, sources, partial(_tasks, files), read_rank, partial(_describe, path))
 
 

@@ -167,6 +167,7 @@ def test_files_much_longer_than_the_window(tmp_path: Path) -> None:
 NUMBERS_AS_TEXT = [
     "0", "-0", "7", "-7", "12.5", "12.3456", "-0.001", "1712195495505582.988", "9223372036854775807", "9223372036854775808",
     "-9223372036854775807", "9223372036854775.807", "9223372036854775.808", "9223372036854776", "9007199254740993",
+    "1e0000000003", "1e-4000000", "1e99999999999",
     "1e3", "1.5E-2", "12e+2", "5e-4", "1e30", "0e99999", "123456789012345678e-3", "99999999999999999999",
     "99999999999999999999e-5", "nan", "", "-", "1e", "0x10", "1 2", " 5 ", "5.", "+5", "1_0",
 ]  # fmt: skip
@@ -342,6 +343,46 @@ def test_long_strings_are_cut(tmp_path: Path) -> None:
     raw = scanned(tmp_path, json.dumps([event("é" * 50000)], ensure_ascii=False).encode(), window=1 << 20)
     [name] = texts(raw, "name")
     assert name == "é" * (MAX_TEXT // 2) and repairs(raw) == {"long_text": 1}
+
+
+HEAD, TAIL = '{"traceEvents": [', '], "rank": 3}'
+CLOSED_TOO_EARLY = {
+    "a bracket between events": HEAD + "{first}], {second}, {third}" + TAIL,
+    "a bracket in a damaged event": HEAD
+    + '{first}, {"ph": "X", "name": "b", "ts": 2, "args": }], "bp": "e"}, {third}'
+    + TAIL,
+    "a second list": HEAD + '{first}], "x": 1, "traceEvents": [{second}, {third}' + TAIL,
+}
+
+
+@pytest.mark.parametrize("what", CLOSED_TOO_EARLY)
+def test_a_list_that_closes_too_early_loses_no_later_event(tmp_path: Path, what: str) -> None:
+    text = CLOSED_TOO_EARLY[what]
+    for name, ts in (("first", 1), ("second", 2), ("third", 3)):
+        text = text.replace(f"{{{name}}}", json.dumps(event(name, ts=ts)))
+    raw = scanned(tmp_path, text.encode())
+    names = texts(raw, "name")
+    assert names[0] == "first" and names[-1] == "third" and raw.cut is None and raw.header["rank"] == 3
+    assert set(repairs(raw)) & {"spare_bracket", "second_list"}
+    assert ("second" in names) == ("damaged" not in what)
+
+
+def test_a_value_that_swallows_events_is_told_of(tmp_path: Path) -> None:
+    good = json.dumps(event())
+    text = (
+        HEAD + good + ', {"ph": "X", "name": "b", "args": {"x": [[, ' + ", ".join([good] * 3) + "]]}}, " + good + TAIL
+    )
+    raw = scanned(tmp_path, text.encode())
+    assert repairs(raw)["swallowed_event"] == 1 and raw.rows == 3
+
+
+def test_a_thread_keeps_the_name_that_one_row_gives(tmp_path: Path) -> None:
+    rows = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": arguments}
+        for arguments in ({"name": "main"}, {"label": "x"}, {"name": ""})
+    ]
+    raw = scanned(tmp_path, json.dumps([*rows, event()]).encode())
+    assert raw.thread_names == {("1", "2"): "main"}
 
 
 # -- anything at all ---------------------------------------------------------------------------------------------------

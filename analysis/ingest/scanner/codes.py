@@ -13,14 +13,13 @@ from stepscope.analysis.ingest.raw import FIELDS, NUMBERS, TEXTS
 NEED_MORE, END_OF_LIST, OUTPUT_FULL, STRINGS_FULL, SYNTAX = range(5)
 
 # what a repair is: repairs[kind] counts it, repairs[kind + REPAIRS] is the offset of the first, repairs[DIRTY] says "some"
-QUOTE, VALUE, COMMA, LONG_TEXT, TOO_MANY_TEXTS, REPAIRS = range(6)
+QUOTE, VALUE, COMMA, LONG_TEXT, TOO_MANY_TEXTS, SWALLOWED, REPAIRS = range(7)
 DIRTY = 2 * REPAIRS
 REPAIRS_SIZE = DIRTY + 1
 
-# `state`: where the window is, and the scanner's counters
-POSITION, FILLED, FINAL, ROWS, TEXT_COUNT, ARENA_USED, BASE, EVENT_START, STOPPED, CAPPED, NESTED, STATE_SIZE = range(
-    12
-)
+# `state`: where the window is, how many rows are filled, how many of them are counters, and the scanner's own numbers
+POSITION, FILLED, FINAL, ROWS, COUNTERS, TEXT_COUNT, ARENA_USED = range(7)
+BASE, EVENT_START, STOPPED, CAPPED, NESTED, STATE_SIZE = range(7, 13)
 
 # `frame`: addresses of the arrays that the compiled code works on, and their sizes
 F_BYTES, F_NUMBERS, F_TEXTS, F_SPANS, F_USED, F_CAPACITY, F_SLOTS, F_TABLE, F_DATA = range(9)
@@ -39,6 +38,8 @@ PAD = 32
 LETTERS = b"XBEiIRMC"
 """Kinds of events (`ph`) that get a row: those with an extent, metadata and counters. Flow events, a third of a typical trace,
 say nothing that ids do not say and are dropped while scanning."""
+
+COUNTER = ord("C")
 
 TOP, ARGS = 0, 1
 KEY_SLOTS = 256

@@ -18,6 +18,8 @@ from stepscope.analysis.ingest.scanner.codes import (
     ARGS,
     BASE,
     COMMA,
+    COUNTER,
+    COUNTERS,
     DIRTY,
     END_OF_LIST,
     EVENT_START,
@@ -27,6 +29,7 @@ from stepscope.analysis.ingest.scanner.codes import (
     OUTPUT_FULL,
     QUOTE,
     REPAIRS,
+    ROWS,
     STOPPED,
     STRINGS_FULL,
     SYNTAX,
@@ -52,8 +55,8 @@ from stepscope.analysis.ingest.scanner.output import (
     blank_row,
     clear_args,
     has,
-    is_dropped,
     key_of,
+    letter_of,
     put,
     put_text,
     store,
@@ -189,12 +192,13 @@ def end_of_value_after(b, i, n, final, repairs, base):
 
 @compiled
 def scan(b, pos, n, final, out, keys, strings, state, repairs, pending):
-    """Events from `pos` on into the rows of `out`, which must be blank. `pending`: a second array like `repairs`.
+    """Events from `pos` on into the rows of `out` from state[ROWS] on, which must be blank; those of counters are counted.
 
-    Returns (status, position, rows): NEED_MORE and the start of the unfinished event; END_OF_LIST and the position after
-    the bracket; OUTPUT_FULL or STRINGS_FULL (make room, call again); SYNTAX and the start of an event that makes no sense.
+    `pending`: a second array like `repairs`. Returns (status, position, rows): NEED_MORE and the start of the unfinished
+    event; END_OF_LIST and the position after the bracket; OUTPUT_FULL or STRINGS_FULL (make room, call again); SYNTAX and the
+    start of an event that makes no sense.
     """
-    row = 0
+    row = state[ROWS]
     while row < out.capacity:
         i = pos
         commas = 0
@@ -225,7 +229,9 @@ def scan(b, pos, n, final, out, keys, strings, state, repairs, pending):
             settle(repairs, pending, True)
         pos = i
         if status == -1:
-            if is_dropped(out, row, strings):
+            letter = letter_of(out, row, strings)
+            state[COUNTERS] += letter == COUNTER
+            if letter == 0:
                 blank_row(out, row)
             else:
                 row += 1

@@ -10,7 +10,7 @@ All functions work on `b`, a window of the file's bytes of which the first `n` a
 
 from __future__ import annotations
 
-from stepscope.analysis.ingest.scanner.codes import DIRTY, QUOTE, REPAIRS, VALUE
+from stepscope.analysis.ingest.scanner.codes import DIRTY, QUOTE, REPAIRS, SWALLOWED, VALUE
 from stepscope.analysis.ingest.scanner.decimals import is_blank
 from stepscope.analysis.ingest.scanner.options import compiled, inlined
 from stepscope.analysis.ingest.scanner.words import to_quote, to_structure
@@ -157,8 +157,10 @@ def end_of_value(b, i, n, final, nested, repairs, base):
 
 @compiled
 def _end_of_nested(b, i, n, final, repairs, base):
-    """The end of a list or an object."""
+    """The end of a list or an object. One that seems to hold an event may have no end of its own: that is counted."""
     depth = 0
+    start = i
+    swallowed = False
     while i < n:
         far = to_structure(b, i)
         i += far
@@ -173,9 +175,12 @@ def _end_of_nested(b, i, n, final, repairs, base):
                 return i
         elif c == OPEN_BRACE or c == OPEN_BRACKET:
             depth += 1
+            swallowed = swallowed or (depth > 1 and c == OPEN_BRACE and _event_follows(b, i, n) == 1)
         else:
             depth -= 1
             if depth == 0:
+                if swallowed:
+                    count(repairs, SWALLOWED, base + start)
                 return i + 1
         i += 1
     return -1

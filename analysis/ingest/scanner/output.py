@@ -1,7 +1,6 @@
 """The row that an event is written to: which key it has a column for, what goes there, and how it becomes blank again."""
 
 # mypy: disallow-untyped-defs=False
-# ruff: noqa: SIM110
 # (numba takes its types from the arguments, and compiles plain comparisons and loops best)
 
 from __future__ import annotations
@@ -135,15 +134,13 @@ def has(out, row, keys, key):
 
 
 @inlined
-def is_dropped(out, row, strings):
-    """Is the finished event of a kind that nobody asks for?"""
+def letter_of(out, row, strings):
+    """The kind of the finished event (its `ph`), 0 for one that nobody asks for."""
     code = np.int64(out.texts[_PH * out.capacity + row])
-    if code < 0:
-        return True
-    if strings.lengths[code] != 1:
-        return True
+    if code < 0 or strings.lengths[code] != 1:
+        return np.uint8(0)
     letter = strings.arena[strings.offsets[code]]
     for kept in _LETTERS:
         if letter == kept:
-            return False
-    return True
+            return letter
+    return np.uint8(0)
