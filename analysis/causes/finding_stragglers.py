@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import partial
 from statistics import median, quantiles
 
 from stepscope.analysis import units
-from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, Ground, finding
+from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, MOST, Ground, finding
 from stepscope.analysis.causes.reasons import bases
 from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
-from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.records import Finding
 
 STANDS_OUT = 1.5
 """A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
+
+MOST_NAMED = 8
+"""Of more ranks of a stage than these the rest is counted."""
 
 ONE_OFF = 0.2
 """A single wait of this share of the mean step, three times any other of the run, is told as a one-off."""
@@ -58,16 +61,20 @@ def straggler_findings(ground: Ground, late: Set[int]) -> list[Finding]:
     waits = {one.rank: _waits(ground, one.rank) for one in ground.stragglers}
     every = sorted(wait for line in waits.values() for wait in line)
     stages = _late_stages(ground, late)
-    found = [_late_stage(ground, stage, of) for stage, of in stages.items()]
+    made: list[tuple[float, Callable[[], Finding]]] = []  # what each costs, and how it is told
+    for stage, of in stages.items():
+        cost = max(median(waits[one.rank]) for one in of)
+        made.append((cost, partial(_late_stage, ground, stage, of, cost)))
     for one in ground.stragglers:
         mine = waits[one.rank]
         if ground.stage_of(one.rank) in stages:
             continue
         if one.rank in late:
-            found.append(_persistent(ground, one, median(mine)))
+            made.append((median(mine), partial(_persistent, ground, one, median(mine))))
         elif len(steps) > 1 and max(mine) == every[-1] >= ONE_OFF * ground.step_ns and every[-1] > 3 * every[-2]:
-            found.append(_one_off(ground, one, mine))
-    return found
+            made.append((max(mine) / len(mine), partial(_one_off, ground, one, mine)))
+    made.sort(key=lambda one: -one[0])
+    return [tell() for _, tell in made[:MOST]]  # of a thousand late ranks no more can be among the findings
 
 
 def _name(ground: Ground, rank: int) -> str:
@@ -98,10 +105,11 @@ def _late_stages(ground: Ground, late: Set[int]) -> dict[int, list[Straggler]]:
     return found
 
 
-def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler]) -> Finding:
-    cost, first = max(median(_waits(ground, one.rank)) for one in of), of[0]
+def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler], cost: float) -> Finding:
+    first = of[0]
     shown = _shown(ground, first)
-    ranks = ", ".join(str(one.rank) for one in sorted(of, key=lambda one: one.rank))
+    ranks = ", ".join([str(rank) for rank in sorted(one.rank for one in of)][:MOST_NAMED])
+    ranks += f", ..., {len(of)} in all" if len(of) > MOST_NAMED else ""
     text = f"stage {stage} (ranks {ranks}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first, shown)}"
     advice = f"give stage {stage} fewer layers, or layers that cost less; if its work is equal, look at its hosts"
     confidence = _confidence(ground, first, shown)
@@ -118,8 +126,7 @@ def _shown(ground: Ground, one: Straggler) -> Shown | None:
     """Where the cause of a straggler shows; None without one."""
     if one.cause is None:
         return None
-    rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
-    ledger, wait = Excess(rows), sum(_waits(ground, one.rank)) / len(ground.means.steps)
+    ledger, wait = ground.excess, sum(_waits(ground, one.rank)) / len(ground.means.steps)
     _, peers = explained(ledger, one.rank, ground.means.ranks, wait, ground.stage_of)
     columns = comparable(one.rank, peers, ground.stage_of)
     columns = [name for name in columns if CAUSES[name] in bases(one.cause)]
