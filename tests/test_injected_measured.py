@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from stepscope.analysis.causes.findings import MOST
+from stepscope.analysis.causes.ground import MOST
 from stepscope.analysis.compare import compare_reports
 from stepscope.analysis.report import Report
 

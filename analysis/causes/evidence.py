@@ -45,8 +45,8 @@ def exposed_waits(decomposition: Decomposition) -> dict[int, list[Wait]]:
         high = np.minimum(end[piece], windows.intervals[1][at]) + shift[part[piece]]
         on = ranks[waits.straggler[part[piece]]]
         bubble, match = charged.bubble[keep][piece], matches.match_of_part[part[piece]]
-        rows = zip(at.tolist(), low.tolist(), high.tolist(), on.tolist(), bubble.tolist(), match.tolist(), strict=True)
-        result[rank] = [Wait(steps[a], lo, hi, to, structural, m) for a, lo, hi, to, structural, m in rows]
+        columns = (steps[at], low, high, on, bubble, match)
+        result[rank] = list(map(Wait, *(column.tolist() for column in columns)))
     return result
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from functools import partial
 from statistics import median, quantiles
 
 from stepscope.analysis import units
-from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, Ground, finding
+from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, MOST, Ground, finding
 from stepscope.analysis.causes.reasons import bases
 from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
-from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.records import Finding
 
 STANDS_OUT = 1.5
 """A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
+
+ALIKE = 3
+"""So many late ranks of one stage with one cause are told in one sentence."""
+
+MOST_NAMED = 8
+"""Of more ranks of a stage than these the rest is counted."""
 
 ONE_OFF = 0.2
 """A single wait of this share of the mean step, three times any other of the run, is told as a one-off."""
@@ -50,7 +56,8 @@ def persistently_late(ground: Ground) -> set[int]:
 
 
 def straggler_findings(ground: Ground, late: Set[int]) -> list[Finding]:
-    """One finding for every rank of `late`, one for a stage that is late as a whole; and one for a wait without equal.
+    """One finding for every rank of `late`, one for a stage that is late as a whole or for ALIKE ranks and more with one
+    stage and cause; and one for a wait without equal.
 
     `late`: the ranks that keep others waiting in most steps; any other can have a one-off.
     """
@@ -58,16 +65,25 @@ def straggler_findings(ground: Ground, late: Set[int]) -> list[Finding]:
     waits = {one.rank: _waits(ground, one.rank) for one in ground.stragglers}
     every = sorted(wait for line in waits.values() for wait in line)
     stages = _late_stages(ground, late)
-    found = [_late_stage(ground, stage, of) for stage, of in stages.items()]
+    made: list[tuple[float, Callable[[], Finding]]] = []  # what each costs, and how it is told
+    for stage, of in stages.items():
+        cost = max(median(waits[one.rank]) for one in of)
+        made.append((cost, partial(_late_stage, ground, stage, of, cost)))
+    alike = _alike(ground, late, stages, {rank: median(line) for rank, line in waits.items()})
+    for of in alike:
+        cost = max(median(waits[one.rank]) for one in of)
+        made.append((cost, partial(_late_together, ground, of, cost)))
+    told = {one.rank for of in alike for one in of}
     for one in ground.stragglers:
         mine = waits[one.rank]
-        if ground.stage_of(one.rank) in stages:
+        if ground.stage_of(one.rank) in stages or one.rank in told:
             continue
         if one.rank in late:
-            found.append(_persistent(ground, one, median(mine)))
+            made.append((median(mine), partial(_persistent, ground, one, median(mine))))
         elif len(steps) > 1 and max(mine) == every[-1] >= ONE_OFF * ground.step_ns and every[-1] > 3 * every[-2]:
-            found.append(_one_off(ground, one, mine))
-    return found
+            made.append((max(mine) / len(mine), partial(_one_off, ground, one, mine)))
+    made.sort(key=lambda one: -one[0])
+    return [tell() for _, tell in made[:MOST]]  # of a thousand late ranks no more can be among the findings
 
 
 def _name(ground: Ground, rank: int) -> str:
@@ -98,11 +114,50 @@ def _late_stages(ground: Ground, late: Set[int]) -> dict[int, list[Straggler]]:
     return found
 
 
-def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler]) -> Finding:
-    cost, first = max(median(_waits(ground, one.rank)) for one in of), of[0]
+def _alike(
+    ground: Ground, late: Set[int], stages: Collection[int], waits: Mapping[int, float]
+) -> list[list[Straggler]]:
+    """Late ranks of one stage (none of `stages`) with one cause, where they are ALIKE or more: dearest first.
+
+    `waits`: what each costs; one that costs less than half of the dearest is not like it.
+    """
+    groups: dict[tuple[int, str | None], list[Straggler]] = {}
+    for one in ground.stragglers:
+        if one.rank in late and ground.stage_of(one.rank) not in stages:
+            groups.setdefault((ground.stage_of(one.rank), one.cause), []).append(one)
+    found = []
+    for of in groups.values():
+        most = max(waits[one.rank] for one in of)
+        alike = [one for one in of if waits[one.rank] >= most / 2]
+        found += [alike] if len(alike) >= ALIKE else []
+    return found
+
+
+def _late_together(ground: Ground, of: Sequence[Straggler], cost: float) -> Finding:
+    first = of[0]
+    shown, stage = _shown(ground, first), ground.stage_of(first.rank)
+    where = f" of stage {stage}" if stage >= 0 and ground.pipeline.stages > 1 else ""
+    text = (
+        f"{len(of)} ranks{where} ({_named(of)}) each keep others waiting, for up to {units.duration(cost)} a step"
+        f"{_why(ground, first, shown)}"
+    )
+    advice = ADVICE.get(first.cause or "", "compare their timelines with that of a rank with the same work")
+    where_longest = _longest_wait(ground, first.rank)
+    return finding(
+        ground, text, cost, _confidence(ground, first, shown), advice, WAITING, rank=first.rank, **where_longest
+    )
+
+
+def _named(of: Sequence[Straggler]) -> str:
+    """`1, 4, 7`; of many the first ones and how many they are."""
+    ranks = ", ".join([str(rank) for rank in sorted(one.rank for one in of)][:MOST_NAMED])
+    return ranks + (f", ..., {len(of)} in all" if len(of) > MOST_NAMED else "")
+
+
+def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler], cost: float) -> Finding:
+    first = of[0]
     shown = _shown(ground, first)
-    ranks = ", ".join(str(one.rank) for one in sorted(of, key=lambda one: one.rank))
-    text = f"stage {stage} (ranks {ranks}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first, shown)}"
+    text = f"stage {stage} (ranks {_named(of)}) keeps the others waiting for {units.duration(cost)} a step{_why(ground, first, shown)}"
     advice = f"give stage {stage} fewer layers, or layers that cost less; if its work is equal, look at its hosts"
     confidence = _confidence(ground, first, shown)
     return finding(
@@ -118,8 +173,7 @@ def _shown(ground: Ground, one: Straggler) -> Shown | None:
     """Where the cause of a straggler shows; None without one."""
     if one.cause is None:
         return None
-    rows = counted_rows(ground.ledger).merge(ground.starts, on=["rank", "step"], how="left")
-    ledger, wait = Excess(rows), sum(_waits(ground, one.rank)) / len(ground.means.steps)
+    ledger, wait = ground.excess, sum(_waits(ground, one.rank)) / len(ground.means.steps)
     _, peers = explained(ledger, one.rank, ground.means.ranks, wait, ground.stage_of)
     columns = comparable(one.rank, peers, ground.stage_of)
     columns = [name for name in columns if CAUSES[name] in bases(one.cause)]

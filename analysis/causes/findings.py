@@ -9,10 +9,8 @@ from __future__ import annotations
 from stepscope.analysis.causes.finding_communication import communication
 from stepscope.analysis.causes.finding_stragglers import persistently_late, straggler_findings, turns
 from stepscope.analysis.causes.finding_terms import bubble, copies, idle
-from stepscope.analysis.causes.ground import LEAST_SHARE, Ground
+from stepscope.analysis.causes.ground import LEAST_SHARE, MOST, Ground
 from stepscope.analysis.records import Finding
-
-MOST = 5
 
 
 def findings(ground: Ground) -> tuple[Finding, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -11,10 +12,13 @@ import pandas as pd
 from stepscope.analysis.causes.blame import Blame, Wait
 from stepscope.analysis.causes.experts import Experts
 from stepscope.analysis.causes.pipeline import Pipeline
-from stepscope.analysis.causes.stragglers import Straggler
-from stepscope.analysis.causes.summary import Means
+from stepscope.analysis.causes.stragglers import Excess, Straggler
+from stepscope.analysis.causes.summary import Means, counted_rows
 from stepscope.analysis.records import Finding, Health
 from stepscope.tracer.schema import RunMeta
+
+MOST = 5
+"""Findings of one run."""
 
 LEAST_SHARE = 0.02
 """Below this share of the mean step nothing is a finding."""
@@ -57,6 +61,11 @@ class Ground:
     links: pd.DataFrame  # links.LINK_COLUMNS
     volumes: pd.DataFrame  # volumes.VOLUME_COLUMNS
     longest: Mapping[str, Stretch] = field(default_factory=dict)  # term -> its longest stretch in a counted step
+
+    @cached_property
+    def excess(self) -> Excess:
+        """The counted rows of the ledger, with `start_ns`, beside each other."""
+        return Excess(counted_rows(self.ledger).merge(self.starts, on=["rank", "step"], how="left"))
 
     @property
     def step_ns(self) -> float:

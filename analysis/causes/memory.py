@@ -79,21 +79,25 @@ def memory(run: Run, windows: Mapping[int, Windows]) -> Memory:
     """State beside theory, and peaks by phase, over all recorded steps."""
     found = samples(run, windows, (*STATE, ACTIVATIONS))
     setup = Setup.of(run.meta)
+    predicted = {
+        stage: theory(setup, stage) for stage in {stage_of(run.meta, rank) for rank in run.ranks} - {-1} if setup
+    }
+    largest: dict[int, dict[str, dict[str, int]]] = {}  # rank -> counter -> key -> largest sample
+    table = found.groupby(["rank", "name", "key"], as_index=False)["value"].max()
+    for rank, name, key, value in zip(*(table[column].tolist() for column in table.columns), strict=True):
+        largest.setdefault(rank, {}).setdefault(name, {})[key] = value
+    activations = {int(str(rank)): part for rank, part in found[found["name"] == ACTIVATIONS].groupby("rank")}
     states, peaks = [], []
-    for rank, part in found.groupby("rank"):
-        here = int(str(rank))
-        predicted = theory(setup, stage_of(run.meta, here)) if setup and stage_of(run.meta, here) >= 0 else {}
-        largest = part.groupby(["name", "key"])["value"].max()
+    for rank, counters in largest.items():
+        expected = predicted.get(stage_of(run.meta, rank), {})
         for name, kind in STATE.items():
-            if name in largest.index.get_level_values(0):
-                total, expected = int(largest[name].sum()), predicted.get(kind)
-                states.append((here, kind, total, expected, verdict(total, expected)))
-        activations = part[part["name"] == ACTIVATIONS]
-        if len(activations):
-            device = part[part["name"].isin(tuple(STATE)) & (part["key"] != HOST)]
-            state = int(device.groupby("name")["value"].max().sum())
-            for phase, kept in _peaks(run, here, activations).items():
-                peaks.append((here, phase, kept, state, kept + state))
+            if name in counters:
+                total = sum(counters[name].values())
+                states.append((rank, kind, total, expected.get(kind), verdict(total, expected.get(kind))))
+        if rank in activations:
+            device = [max((v for key, v in counters.get(name, {}).items() if key != HOST), default=0) for name in STATE]
+            for phase, kept in _peaks(run, rank, activations[rank]).items():
+                peaks.append((rank, phase, kept, sum(device), kept + sum(device)))
     state_frame = pd.DataFrame(states, columns=list(STATE_COLUMNS)).astype({"theory_bytes": float})
     return Memory(state_frame, pd.DataFrame(peaks, columns=list(PEAK_COLUMNS)))
 

@@ -63,7 +63,7 @@ def recorded(
             known = bool((part["bytes"] >= 0).all())
             size = Fraction(int(part["bytes"].sum()), share) if known else None
             volume = Volume(Fraction(len(part), share), size, None if sent is None or not known else sent / share)
-            axes = ", ".join(sorted({str(axis) for axis in part["axis"]} - {""}))
+            axes = ", ".join(sorted({str(axis) for axis in part["axis"].unique()} - {""}))
             found[place, str(strategy), str(collective)] = (axes, volume)
     return found
 

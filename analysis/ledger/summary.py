@@ -38,7 +38,7 @@ class RankSummary:
         Windows are worked on some at a time: a rank of ten million events has millions of idle stretches.
         """
         found = []
-        for low, high in _spans(intervals.join(self.windows.intervals), [self.memcpy, *busy]):
+        for low, high in _spans(intervals.union(*self.windows.intervals), [self.memcpy, *busy]):
             held = intervals.join(*(intervals.clip(one, low, high) for one in (self.memcpy, *busy)))
             found.append(intervals.complement(held, low, high))
         return intervals.appended(found)

@@ -124,6 +124,27 @@ def test_steps_without_device_data_are_in_no_average(tmp_path: Path) -> None:
     assert report.means.values["step_ns"] == 1000 * US and report.means.values["compute_ns"] == 950 * US
 
 
+@pytest.mark.parametrize(
+    ("kernel", "runtime", "launch"),
+    [
+        ("kernel", "cuda_runtime", "cudaLaunchKernel"),
+        ("kernel", "cuda_runtime", "hipLaunchKernel"),  # ROCm's categories are called so too
+        ("Kernel", "Runtime", "cudaLaunchKernel"),  # before 2021
+        ("mtia_ccp_events", "mtia_runtime", "launch"),
+    ],
+)
+def test_device_work_of_every_maker_joins_its_launch(tmp_path: Path, kernel: str, runtime: str, launch: str) -> None:
+    rows = [step(k, 100 * k, 100, pid=99) for k in (0, 1)]
+    for k in (0, 1):
+        rows.append(row(launch, 100 * k + 10, 2, cat=runtime, tid=1, pid=99, correlation=k + 1))
+        rows.append(row("gemm", 100 * k + 50, 100, cat=kernel, stream=7, correlation=k + 1))
+    found = decompose(traced(tmp_path, rows))
+    assert (
+        found.ledger["compute_ns"].tolist() == [100 * US, 100 * US]
+        and found.ledger["step_ns"].tolist() == [100 * US] * 2
+    )
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 

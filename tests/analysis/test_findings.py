@@ -137,6 +137,20 @@ def test_idle_and_copies() -> None:
     assert "memory copies" in found[1].text.lower()
 
 
+def test_several_late_ranks_with_one_cause_are_one_sentence() -> None:
+    """Three of the four ranks of stage 1 compute 6 ms longer, as two of them would be told one by one."""
+    (finding,) = about(analyze(pipeline_run(2, 8, 4, slow={4: 6, 5: 6, 6: 6})), "ranks of stage")
+    assert finding.text.startswith("3 ranks of stage 1 (4, 5, 6) each keep others waiting, for up to 5.719 ms a step")
+    assert "slower compute, 6 ms more in forward than the other stages" in finding.text
+    assert (finding.rank, finding.cost_ns_per_step) == (4, 5_718_750)
+    two = analyze(pipeline_run(2, 8, 4, slow={4: 6, 5: 6}))
+    assert not about(two, "ranks of stage") and [one.rank for one in about_ranks(two)] == [4, 5]
+
+
+def about(report: Report, words: str) -> list[Finding]:
+    return [finding for finding in report.findings if words in finding.text]
+
+
 def test_ranks_that_take_turns_are_not_blamed_one_by_one() -> None:
     made = PipelineRun(1, 4, 4)
     for number in range(8):

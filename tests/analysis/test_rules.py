@@ -46,6 +46,22 @@ void cutlass::Kernel<cutlass_80_wmma_tensorop>(Params)
 """.strip().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("categories", "kind"),
+    [
+        (("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events"), "kernel"),
+        (("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), "memcpy"),
+        (
+            ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "xpu_runtime", "xpu_driver", "mtia_runtime"),
+            "launch",
+        ),
+        (("cuda_sync", "gpu_user_annotation", "user_annotation", "cpu_op", "overhead", "python_function", ""), "host"),
+    ],
+)
+def test_categories_of_every_device(categories: tuple[str, ...], kind: str) -> None:
+    assert {load_rules().category(category) for category in categories} == {kind}
+
+
 @pytest.mark.parametrize("name", COMMUNICATION)
 def test_communication_by_name(name: str) -> None:
     assert load_rules().communication(name)

@@ -57,6 +57,15 @@ def recorded(name: str) -> list[Work | Wait]:
     return rows
 
 
+def recorded_ranks(name: str) -> dict[int, list[Work]]:
+    """The collectives of every rank of a recorded job, on one clock."""
+    ranks: dict[int, list[Work]] = {}
+    for line in (FOLDER / name).read_text().splitlines()[1:]:
+        rank, host, *times, what = line.split(",")
+        ranks.setdefault(int(rank), []).append(Work(int(host), *map(int, times), what))
+    return ranks
+
+
 class OutOfOrder(AssertionError):
     """The recorded device began a piece of work before what the program told it to wait for."""
 

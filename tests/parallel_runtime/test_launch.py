@@ -238,7 +238,8 @@ def test_streams_have_queues_of_their_own_before_cuda_starts(monkeypatch: pytest
     """CUDA reads it when it starts: it is set before the first question to torch.cuda, and never against the user."""
     seen: list[str | None] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen.append(os.environ.get(QUEUES)) or 4)
-    monkeypatch.delenv(QUEUES, raising=False)
+    monkeypatch.setenv(QUEUES, "")  # so that what is set in its place does not outlive the test
+    monkeypatch.delenv(QUEUES)
     assert Device.named("cuda", 1, 4).index == 1
     monkeypatch.setenv(QUEUES, "8")
     assert Device.named("auto").kind == "cuda"

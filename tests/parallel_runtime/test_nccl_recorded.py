@@ -1,4 +1,4 @@
-"""The CUDA door and the recorder's clock on what real GPUs did: two recorded steps (recorded/README.md) run again.
+"""The CUDA door and the recorder's clock on what real GPUs did: recorded steps (recorded/README.md) run again.
 
 The host calls at its recorded moments, the device works at its recorded ones; what lies between (streams, events, waits,
 anchors, rows) is ours. Rows must agree with the recorded intervals to the resolution of an event.
@@ -7,23 +7,39 @@ anchors, rows) is ours. Rows must agree with the recorded intervals to the resol
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from recorded_device import COMPUTE_STREAM, FOLDER, RESOLUTION_NS, Device, OutOfOrder, Wait, Work, recorded
+from recorded_device import (
+    COMPUTE_STREAM,
+    FOLDER,
+    RESOLUTION_NS,
+    Device,
+    OutOfOrder,
+    Wait,
+    Work,
+    recorded,
+    recorded_ranks,
+)
 
+from stepscope.analysis.ingest import open_run
+from stepscope.analysis.ledger.decompose import decompose
 from stepscope.parallel_runtime import comm_nccl
 from stepscope.parallel_runtime.comm_nccl import NcclComm, NcclHandle
+from stepscope.parallel_runtime.comm_streams import group_metas
 from stepscope.parallel_runtime.mesh import Mesh
 from stepscope.tracer import device_times
 from stepscope.tracer.clock import Clock
 from stepscope.tracer.device_times import DeviceClock
 from stepscope.tracer.recorder import Recorder
-from stepscope.tracer.schema import Operation
+from stepscope.tracer.schema import Operation, RunMeta
+from stepscope.tracer.writer import RankWriter, write_meta
 
 sys.path.insert(0, str(FOLDER))
 
@@ -268,6 +284,66 @@ def test_counting_from_a_later_event_keeps_the_time(monkeypatch: pytest.MonkeyPa
     assert changes > 100 and worst < changes * RESOLUTION_NS / 4
 
 
+# -- eight ranks: from events to the ledger ----------------------------------------------------------------------------------
+
+WAITED_US = (5580, 11125, 3280, 9571, 6370, 6041, 3342, 1534)
+"""What each rank's collectives waited, as computed apart from this project, from the kernels: the sum over eight of them."""
+
+SPREAD_NS = 5_000
+"""A row begins with its stream, a kernel of this job 8 to 13 us later, launched as it then is: by so much arrivals may differ."""
+
+
+def replay_rank(monkeypatch: pytest.MonkeyPatch, directory: Path, meta: RunMeta, rank: int, works: list[Work]) -> None:
+    """One rank's collectives through its door and its recorder into its file; each is waited for at once."""
+    device = Device()
+    with monkeypatch.context() as patch:
+        patch.setattr(device_times, "time", device)
+        patch.setattr(comm_nccl, "open_communicators", lambda *arguments: None)
+        patch.setattr(comm_nccl, "make_process_groups", lambda *arguments: {"dp": "the group"})
+        patch.setattr(comm_nccl, "run_operation", lambda job, group: device.current.run(upcoming.pop(0)))
+        upcoming = [
+            work._replace(host=work.host + START, start=work.start + START, end=work.end + START) for work in works
+        ]
+        recorder = Recorder(rank, RankWriter(directory, rank, meta, base_ns=0), Clock(0))
+        device.host = START - 1_000_000
+        comm = NcclComm(Mesh(dp=8), rank, recorder, ("dp",), cuda=device)
+        device.host = START
+        recorder.begin_step(0)
+        for work in list(upcoming):
+            device.host = max(device.host, work.host)
+            tensor = torch.zeros(8, device="meta")
+            if work.what == "sendrecv":
+                comm.all_to_all(tensor, "dp", [1] * 8, [1] * 8, strategy="ep").wait()
+            else:
+                comm.all_reduce(tensor, "dp", strategy="dp").wait()
+        device.synchronize()
+        recorder.end_step()
+        comm.end_step()
+        comm.close()
+        recorder.close()
+
+
+def test_waits_and_stragglers_of_eight_ranks_come_out_of_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Recorded starts and ends of 64 kernels, through events, rows, rank files and matching: what each rank waited is what an
+    independent reckoning says, to the launches, and so is who came last."""
+    jobs = recorded_ranks("dlrm_8_ranks.csv")
+    groups, coordinates = group_metas(Mesh(dp=8), ("dp",)), tuple({"dp": rank} for rank in range(8))
+    meta = RunMeta("dlrm", "dlrm", hosts=("one",) * 8, world_size=8, mesh={"dp": 8}, coords=coordinates, groups=groups)
+    write_meta(tmp_path, meta)
+    for rank, works in jobs.items():
+        replay_rank(monkeypatch, tmp_path, meta, rank, works)
+    write_meta(tmp_path, replace(meta, complete=True))
+    parts = decompose(open_run(tmp_path)).matches.parts
+    assert len(parts) == 64 and parts["match_id"].nunique() == 8
+    waited = parts.groupby("rank")["wait_ns"].sum()
+    for rank, expected in enumerate(WAITED_US):
+        assert abs(waited[rank] - expected * 1000) < 8 * SPREAD_NS, rank
+    last = parts.loc[parts.groupby("match_id")["arrival_ns"].idxmax(), "rank"]
+    assert Counter(last) == {7: 5, 5: 2, 4: 1}
+
+
 # -- where the traces are at hand ------------------------------------------------------------------------------------------
 
 
@@ -276,9 +352,13 @@ def test_counting_from_a_later_event_keeps_the_time(monkeypatch: pytest.MonkeyPa
     [
         ("a100_ddp_step.csv", "kineto-nccl-a100/nccl_data.json.gz", "ProfilerStep#5"),
         ("v100_step.csv", "kineto-v100-ns/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz", "ProfilerStep#102"),
+        ("dlrm_8_ranks.csv", "kineto-dlrm-8rank", ""),
     ],
 )
 def test_the_files_are_what_the_script_cuts(corpus: Path, name: str, trace: str, step: str) -> None:
-    from cut import cut
+    from cut import cut, cut_collectives
 
+    if not step:
+        assert cut_collectives(corpus / trace) == (FOLDER / name).read_text()
+        return
     assert cut(corpus / trace, step) == (FOLDER / name).read_text()

@@ -1,6 +1,7 @@
 """Cuts one step's device times out of a Kineto trace: when each piece of device work was launched, began and ended.
 
-    python tests/parallel_runtime/recorded/cut.py TRACE.json.gz STEP > FILE.csv
+    python tests/parallel_runtime/recorded/cut.py TRACE.json.gz STEP > FILE.csv     one step of one rank
+    python tests/parallel_runtime/recorded/cut.py FOLDER > FILE.csv                 the collectives of all ranks, rank before launch
 
 One row of host time (nanoseconds since the step began on the host), in that order:
 
@@ -59,5 +60,29 @@ def cut(trace: Path, step: str) -> str:
     return "\n".join([HEADER, *(text for _, text in sorted(rows, key=lambda row: row[0]))]) + "\n"
 
 
+def cut_collectives(folder: Path) -> str:
+    """The CSV of the NCCL kernels of all ranks of an older trace (`workerN_...`, kernels without arguments), on one clock that
+    begins with the first launch."""
+    rows: list[tuple[int, int, list[int], str]] = []
+    for trace in folder.glob("worker*.json.gz"):
+        rank = int(trace.name.removeprefix("worker").partition("_")[0])
+        events = json.loads(gzip.decompress(trace.read_bytes()), parse_float=str, parse_int=str)["traceEvents"]
+        events = [event for event in events if event.get("ph") == "X" and "correlation" in event.get("args", {})]
+        calls = {e["args"]["correlation"]: nanoseconds(e["ts"]) for e in events if e["name"] == "cudaLaunchKernel"}
+        for event in events:
+            if event["name"].startswith("ncclKernel_"):
+                start, launch = nanoseconds(event["ts"]), calls[event["args"]["correlation"]]
+                kind = event["name"].removeprefix("ncclKernel_").partition("_")[0].lower()
+                times = [launch, start, start + nanoseconds(event["dur"])]
+                rows.append((rank, int(event["args"]["stream"]), times, kind))
+    begin = min(times[0] for _, _, times, _ in rows)
+    lines = (
+        f"{rank},{times[0] - begin},{stream},{times[1] - begin},{times[2] - begin},{kind}"
+        for rank, stream, times, kind in sorted(rows, key=lambda row: (row[0], row[2]))
+    )
+    return "\n".join([f"rank,{HEADER}", *lines]) + "\n"
+
+
 if __name__ == "__main__":
-    sys.stdout.write(cut(Path(sys.argv[1]), sys.argv[2]))
+    source = Path(sys.argv[1])
+    sys.stdout.write(cut_collectives(source) if source.is_dir() else cut(source, sys.argv[2]))
