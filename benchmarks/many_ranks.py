@@ -5,8 +5,8 @@
     python benchmarks/many_ranks.py --dask                64 ranks on a Dask cluster of two workers, one of them killed
 
 The run is made from a small recorded one: its data-parallel axis is repeated, rank numbers and groups are written anew, and
-each copy's clock is a microsecond ahead of the one before, which run.json says. Memory is the proportional set size summed over the command and all that it
-starts, read five times a second.
+each copy's clock is a microsecond ahead of the one before, which run.json says. Memory is the proportional set size summed
+over the command and all that it starts, read five times a second.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def links(
     messages = _messages(parts, steps)
     if messages is None:
         return pd.DataFrame(columns=list(LINK_COLUMNS))
-    rows = []
+    rows, counted = [], frozenset(steps)
     for mine in _by_link(messages):
         axis, collective, source, target = (messages[name][mine[0]] for name in KEYS)
         source, target = int(source), int(target)
@@ -49,8 +49,8 @@ def links(
                 "messages_per_step": len(mine) / len(steps),
                 "median_bytes": float(np.median(messages["bytes"][mine])),
                 "median_transfer_ns": float(np.median(transfer)),
-                "target_exposed_ns_per_step": _exposed(decomposition, target, transfer, end) / len(steps),
-                "source_exposed_ns_per_step": _exposed(decomposition, source, transfer, end) / len(steps),
+                "target_exposed_ns_per_step": _exposed(decomposition, target, counted, transfer, end) / len(steps),
+                "source_exposed_ns_per_step": _exposed(decomposition, source, counted, transfer, end) / len(steps),
             }
         )
     frame = pd.DataFrame(rows)
@@ -104,11 +104,15 @@ PART = (
 )
 
 
-def _exposed(decomposition: Decomposition, rank: int, transfer: np.ndarray, end: np.ndarray) -> int:
-    """Time in ns during which messages transfer (they end at `end`) and the ledger of `rank` says visible communication."""
+def _exposed(
+    decomposition: Decomposition, rank: int, steps: frozenset[int | str], transfer: np.ndarray, end: np.ndarray
+) -> int:
+    """Time in ns in `steps` during which messages transfer (they end at `end`) and `rank` has visible communication."""
     end = end + ahead_of(decomposition, rank, end)
-    moving = intervals.union(end - transfer, end)
-    return intervals.length(intervals.intersect(moving, decomposition.time[rank].terms["visible_comm"]))
+    windows = decomposition.windows[rank]
+    visible = intervals.intersect(intervals.union(end - transfer, end), decomposition.time[rank].terms["visible_comm"])
+    counted = np.array([step in steps for step in windows.steps], bool)
+    return int(intervals.covered(visible, windows.start_ns, windows.end_ns)[counted].sum())
 
 
 def _relative(frame: pd.DataFrame) -> list[float]:

@@ -39,9 +39,10 @@ def ratios(decomposition: Decomposition, mean: Means) -> pd.DataFrame:
     if table is None or waits is None or not mean.steps:
         return pd.DataFrame(columns=list(RATIO_COLUMNS))
     total: dict[int, int] = {}
+    steps = set(mean.steps)
     for rank in mean.ranks:
         windows, rows = decomposition.windows[rank], table.of_rank(rank)
-        counted = np.array([step in mean.steps for step in windows.steps], bool)
+        counted = np.array([step in steps for step in windows.steps], bool)
         shift = (table["arrival_own"] - table["arrival"])[rows]
         start, end = waits.wait_end[rows] + shift, table["end_own"][rows]
         split, axis = waits.split[rows], table["axis"][rows]

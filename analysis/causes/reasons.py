@@ -69,7 +69,8 @@ class Reasons:
         host = np.flatnonzero((columns["kind"] == code_of(KINDS, "host")) & (columns["name_id"] >= 0))
         used = np.unique(columns["name_id"][host])
         windows = self._decomposition.windows[rank]
-        counted = np.array([step in set(steps) for step in windows.steps], bool)
+        chosen = set(steps)
+        counted = np.array([step in chosen for step in windows.steps], bool)
         idle = self._decomposition.time[rank].terms["idle"]
         found = {}
         for reason, name in HOST_WORK.items():

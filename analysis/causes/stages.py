@@ -64,6 +64,7 @@ def _head_of_line(decomposition: Decomposition, rank: int, mean: Means) -> int:
         return 0
     behind = (waits.leader >= 0) & (waits.straggler >= 0) & (waits.straggler != waits.leader)
     chosen = behind[charged.part]
-    counted = np.array([step in mean.steps for step in windows.steps], bool)
+    steps = set(mean.steps)
+    counted = np.array([step in steps for step in windows.steps], bool)
     held = intervals.union(charged.start[chosen], charged.end[chosen])
     return int(intervals.covered(held, windows.start_ns, windows.end_ns)[counted].sum())

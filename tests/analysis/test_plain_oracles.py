@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import Oracle
 from random_timelines import number_rows, random_timeline
 from test_compare import plain_run
 from timelines import Timeline
 
 from stepscope.analysis.causes.blame import Wait, blame, holders_of
 from stepscope.analysis.compare import compare, noise_band
+from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.ledger.match import match
 from stepscope.analysis.records import TERMS
 from stepscope.analysis.report import Report, analyze
@@ -188,3 +190,50 @@ def test_blame_charges_every_waited_nanosecond_once_and_nobody_for_himself(waits
         assert counter.get(rank, 0) == 0
         assert all(ns > 0 for ns in counter.values())
         assert sum(counter.values()) == sum(one.end_ns - one.start_ns for one in line)
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_links_equal_plain_loops(seed: int) -> None:
+    """Medians by sorting, exposed time nanosecond by nanosecond."""
+    line = random_timeline(seed)
+    number_rows(line)
+    oracle, report = Oracle(line), analyze(line.run())
+    steps = set(report.means.steps)
+    rows = decompose(line.run()).matches.parts.to_dict("records")
+    windows = {rank: {n: (low, high) for n, low, high in oracle.steps[rank]} for rank in oracle.ranks}
+
+    def counted(row: dict) -> bool:
+        inside = [n for n, (low, high) in windows[row["rank"]].items() if low <= row["arrival_ns"] < high]
+        doubtful = row["unmatched"] or row["partial"] or row["violation"] or row["impossible"]
+        return bool(inside) and inside[0] in steps and not doubtful
+
+    messages: dict[tuple, list[tuple[int, int]]] = {}
+    for row in rows:
+        others = [one for one in rows if (one["match_id"], one["rank"]) == (row["match_id"], row["source"])]
+        if row["source"] < 0 or not counted(row) or len(others) != 1:
+            continue
+        (other,) = others
+        if other["unmatched"] or other["partial"] or other["violation"] or other["impossible"]:
+            continue
+        ring = row["collective"] == "ring_shift"
+        takes = min(row["transfer_ns"], other["transfer_ns"]) if ring else row["transfer_ns"]
+        key = (row["axis"], "ring_shift" if ring else "send_receive", row["source"], row["rank"])
+        messages.setdefault(key, []).append((takes, row["end_ns"]))
+    found = {
+        (row["axis"], row["collective"], row["source"], row["target"]): row for row in report.links.to_dict("records")
+    }
+    assert set(found) == set(messages)
+    for key, sent in messages.items():
+        assert found[key]["median_transfer_ns"] == np.median([takes for takes, _ in sent])
+        assert found[key]["messages_per_step"] == len(sent) / len(steps)
+        moving = {instant for takes, end in sent for instant in range(end - takes, end)}
+        for rank, name in ((key[3], "target"), (key[2], "source")):
+            shown = sum(
+                oracle.term(rank, instant) == "visible_comm"
+                for low, high in windows[rank].values()
+                for instant in moving & set(range(low, high))
+            )
+            assert found[key][f"{name}_exposed_ns_per_step"] == pytest.approx(shown / len(steps)), key
