@@ -199,7 +199,7 @@ def _identity(paths: list[str]) -> Path:
 
 def _name(paths: list[str]) -> str:
     """What a run of these is called: the one path's last part, else (several, or a pattern) the directory they share."""
-    if len(paths) == 1 and not glob.has_magic(paths[0]):
+    if len(paths) == 1 and (not glob.has_magic(paths[0]) or Path(paths[0]).expanduser().exists()):
         return _identity(paths).name or "run"
     parts = [Path(path.partition("://")[2] or Path(path).expanduser().absolute()).parts for path in paths]
     shared: list[str] = []

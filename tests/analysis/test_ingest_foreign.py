@@ -341,6 +341,8 @@ def test_what_a_run_of_several_files_is_called(tmp_path: Path) -> None:
     files = [write(tmp_path / "june" / f"rank{rank}.json", [row("a", 0, 1)]) for rank in (0, 1)]
     assert open_run(files).meta.name == open_run(str(tmp_path / "june" / "rank*.json")).meta.name == "june"
     assert open_run(f"file://{tmp_path}/june/rank?.json").meta.name == "june"
+    odd = write(tmp_path / "we ird%20[name]#1?.json", [row("a", 0, 1)])  # a file is a file, whatever it is called
+    assert open_run(odd).meta.name == "we ird%20[name]#1?.json"
     assert open_run(tmp_path / "june").meta.name == "june" and open_run(files[1]).meta.name == "rank1.json"
 
 
