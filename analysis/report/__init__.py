@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -138,39 +137,47 @@ def collectives(decomposition: Decomposition) -> pd.DataFrame:
     parts = decomposition.matches.parts  # sorted by match, then rank
     if parts.empty:
         return pd.DataFrame(columns=list(COLLECTIVE_FIELDS))
-    match = parts["match_id"].to_numpy()
-    edges = np.flatnonzero(np.concatenate(([True], match[1:] != match[:-1], [True]))).tolist()
-    columns = {name: parts[name].tolist() for name in parts.columns}
-    rows = [_collective(columns, low, high) for low, high in itertools.pairwise(edges)]
-    rows.sort(key=lambda row: (min(row["arrival_ns"]), row["group"]))
-    return pd.DataFrame(rows, columns=list(COLLECTIVE_FIELDS))
+    match, collective = parts["match_id"].to_numpy(), parts["collective"].to_numpy(object)
+    first = np.flatnonzero(np.concatenate(([True], match[1:] != match[:-1])))
+    slices = list(map(slice, first.tolist(), [*first[1:].tolist(), len(match)]))
+    both = np.logical_or.reduceat(collective == "send", first) & np.logical_or.reduceat(collective == "receive", first)
+    unmatched = parts["unmatched"].to_numpy()[first]
+    method = parts["method"].to_numpy(object)[first]
+    columns: dict[str, Any] = {name: parts[name].to_numpy(object)[first] for name in ("group", "axis", "strategy")}
+    columns["collective"] = np.where(both, "send_receive", collective[first])
+    columns["seq"] = _known(parts["seq"].to_numpy()[first])
+    columns["bytes"] = _known(np.maximum.reduceat(parts["bytes"].to_numpy(), first))
+    columns["last_rank"] = _known(parts["last_rank"].to_numpy()[_longest_waits(parts["wait_ns"].to_numpy(), first)])
+    columns["match"] = np.where(unmatched, "unmatched", np.where(method == "", "single", method))
+    columns["partial"] = parts["partial"].to_numpy()[first]
+    for name, of in {"ranks": "rank", **{name: name for name in ("arrival_ns", "end_ns")}}.items():
+        columns[name] = _lists(parts[of].tolist(), slices)
+    for name in ("wait_ns", "transfer_ns"):
+        columns[name] = _lists(_known(parts[name].to_numpy()).tolist(), slices)
+    arrival = np.minimum.reduceat(parts["arrival_ns"].to_numpy(), first)
+    order = np.lexsort((pd.factorize(columns["group"], sort=True)[0], arrival))
+    frame = pd.DataFrame({name: pd.Series(columns[name][order], dtype="object") for name in COLLECTIVE_FIELDS})
+    return frame.infer_objects()
 
 
-def _collective(columns: dict[str, list[Any]], low: int, high: int) -> dict[str, Any]:
-    """One communication: rows [low, high) of the matched parts."""
-    waits = columns["wait_ns"][low:high]
-    longest = low + waits.index(max(waits))
-    both = {"receive", "send"} == set(columns["collective"][low:high])
-    unmatched = columns["unmatched"][low]
-    return {
-        **{name: str(columns[name][low]) for name in ("group", "axis", "strategy")},
-        "collective": "send_receive" if both else str(columns["collective"][low]),
-        "seq": _known(columns["seq"][low]),
-        "ranks": columns["rank"][low:high],
-        "bytes": _known(max(columns["bytes"][low:high])),
-        "arrival_ns": columns["arrival_ns"][low:high],
-        "end_ns": columns["end_ns"][low:high],
-        "wait_ns": [_known(value) for value in waits],
-        "transfer_ns": [_known(value) for value in columns["transfer_ns"][low:high]],
-        "last_rank": _known(columns["last_rank"][longest]),
-        "match": "unmatched" if unmatched else columns["method"][low] or "single",
-        "partial": columns["partial"][low],
-    }
+def _longest_waits(wait: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Of each communication the first part that waited longest; `first`: where each begins."""
+    longest = np.repeat(np.maximum.reduceat(wait, first), np.diff([*first.tolist(), len(wait)]))
+    return np.minimum.reduceat(np.where(wait == longest, np.arange(len(wait)), len(wait)), first)
 
 
-def _known(value: int) -> int | None:
-    """None for the -1 that stands for missing."""
-    return int(value) if value >= 0 else None
+def _lists(values: list[Any], slices: list[slice]) -> np.ndarray:
+    """The parts of a list as an object array of lists."""
+    found = np.empty(len(slices), object)
+    found[:] = [values[one] for one in slices]
+    return found
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    """Plain integers, None for the -1 that stands for missing."""
+    found = values.astype(object)
+    found[values < 0] = None
+    return found
 
 
 def places(meta: RunMeta, stages: Mapping[int, int]) -> dict[str, dict[int, str]]:

@@ -227,7 +227,15 @@ def _plain_column(column: pd.Series) -> list[Any]:
         return [None if value is pd.NA else value for value in values] if column.hasnans else values
     if kind == "f":
         return [value if math.isfinite(value) else None for value in values]
-    return [value if type(value) in (str, int, bool) else plain(value) for value in values]
+    return [value if type(value) in PLAIN or _plain_list(value) else plain(value) for value in values]
+
+
+PLAIN = frozenset((str, int, bool, type(None)))
+
+
+def _plain_list(value: Any) -> bool:
+    """A list that JSON takes as it is: most are."""
+    return type(value) is list and PLAIN.issuperset(map(type, value))
 
 
 def dumps(value: dict[str, Any]) -> str:
