@@ -101,7 +101,7 @@ def eight_ranks(corpus: Path, out: Path, events: int) -> int:
     """A recommendation model on eight GPUs, whose communications are matched by time."""
     out.mkdir()
     ranks = sorted((corpus / "kineto-dlrm-8rank").glob("*.json.gz"))
-    return sum(make_rank(rank, out / rank.name, events // len(ranks)) for rank in ranks)
+    return sum(make_rank(file, out / file.name, events // len(ranks), rank) for rank, file in enumerate(ranks))
 
 
 def own_run(corpus: Path, out: Path, events: int) -> int:
