@@ -149,9 +149,9 @@ def _late_together(ground: Ground, of: Sequence[Straggler], cost: float) -> Find
 
 
 def _named(of: Sequence[Straggler]) -> str:
-    """`1, 4, 7`; of many the first ones and how many they are."""
+    """`1, 4, 7`; of many the first ones and how many there are beside them."""
     ranks = ", ".join([str(rank) for rank in sorted(one.rank for one in of)][:MOST_NAMED])
-    return ranks + (f", ..., {len(of)} in all" if len(of) > MOST_NAMED else "")
+    return ranks + (f" and {len(of) - MOST_NAMED} more" if len(of) > MOST_NAMED else "")
 
 
 def _late_stage(ground: Ground, stage: int, of: Sequence[Straggler], cost: float) -> Finding:

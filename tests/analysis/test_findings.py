@@ -147,6 +147,15 @@ def test_several_late_ranks_with_one_cause_are_one_sentence() -> None:
     assert not about(two, "ranks of stage") and [one.rank for one in about_ranks(two)] == [4, 5]
 
 
+def test_of_many_late_ranks_the_first_are_named() -> None:
+    """Ten of the twelve ranks of stage 1 are late: eight by number, the other two counted."""
+    late = dict.fromkeys(range(12, 22), 6)
+    (finding,) = about(analyze(pipeline_run(2, 8, 12, slow=late)), "ranks of stage")
+    assert finding.text.startswith(
+        "10 ranks of stage 1 (12, 13, 14, 15, 16, 17, 18, 19 and 2 more) each keep others waiting"
+    )
+
+
 def about(report: Report, words: str) -> list[Finding]:
     return [finding for finding in report.findings if words in finding.text]
 
