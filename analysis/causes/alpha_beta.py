@@ -205,7 +205,9 @@ def samples(parts: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     bad = parts["unmatched"] | parts["partial"] | parts["violation"] | parts["impossible"]
     doubtful = set(parts.loc[bad, "match_id"])
-    good = parts[~parts["match_id"].isin(doubtful)].assign(duration_ns=parts["end_ns"] - parts["arrival_ns"])
+    needed = ["group", "axis", "collective", "match_id", "rank", "step", "bytes", "arrival_ns", "end_ns"]
+    good = parts[needed] if not doubtful else parts[needed][~parts["match_id"].isin(doubtful)]
+    good = good.assign(duration_ns=good["end_ns"] - good["arrival_ns"])
     grouped = good.groupby("match_id", sort=False)
     good = good.assign(
         bytes=grouped["bytes"].transform("max"),

@@ -92,7 +92,8 @@ def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
     if parts.empty:
         return {}
     counted = set(counted_rows(decomposition.ledger)["step"])
-    last = parts[(parts["last_rank"] >= 0) & ~parts["unmatched"]]
+    needed = ["match_id", "rank", "arrival_ns", "wait_ns", "last_rank"]
+    last = parts[needed][(parts["last_rank"] >= 0) & ~parts["unmatched"]]
     last = last.sort_values(["match_id", "wait_ns"], ascending=[True, False], kind="stable").drop_duplicates("match_id")
     steps = steps_at(decomposition, last["rank"].to_numpy(), last["arrival_ns"].to_numpy())
     inside = np.array([step in counted for step in steps.tolist()], bool)

@@ -141,7 +141,8 @@ def volumes(
     """
     if not steps:
         return pd.DataFrame(columns=list(VOLUME_COLUMNS))
-    counted = parts[parts["rank"].isin(ranks) & parts["step"].isin(steps)]
+    needed = ["match_id", "rank", "group", "axis", "strategy", "collective", "bytes"]
+    counted = parts[needed][parts["rank"].isin(ranks) & parts["step"].isin(steps)]
     measured = recorded(meta, counted, ranks, len(steps))
     setup = Setup.of(meta)
     tokens = {rank: Fraction(round(mean * len(steps)), len(steps)) for rank, mean in (taken or {}).items()}
