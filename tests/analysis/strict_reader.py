@@ -45,7 +45,7 @@ def read_strictly(data: bytes) -> Raw:
         (as_text(event.get("pid", "")), as_text(event.get("tid", ""))): as_text(event["args"]["name"])
         for event in events
         if isinstance(event, dict) and event.get("ph") == "M" and event.get("name") == "thread_name"
-        if isinstance(event.get("args"), dict) and "name" in event["args"]
+        if isinstance(event.get("args"), dict) and as_text(event["args"].get("name"))
     }
     return Raw(arrays, strings.strings, header, thread_names=threads)
 
