@@ -248,13 +248,17 @@ def test_odd_texts_and_values_keep_every_event_and_are_counted_with_their_place(
 
 
 def test_raw_quotes_beside_escaped_ones(tmp_path: Path) -> None:
-    for written in (r'say \"hi", there and \\', r'say "hi\", there and \\'):
-        text = json.dumps({"traceEvents": [row("#", 0, 1), row("b", 5, 1)]}).replace("#", written)
+    written = {
+        r'say \"hi", there and \\': 'say "hi", there and \\',
+        r'say "hi\", there and \\': 'say "hi", there and \\',
+    }
+    written[r'q"uote\"}, z'] = 'q"uote"}, z'  # without the backslash it would end there
+    for inside, meant in written.items():
+        text = json.dumps({"traceEvents": [row("#", 0, 1), row("b", 5, 1)]}).replace("#", inside)
         (tmp_path / "t.json").write_text(text)
         run = open_run(tmp_path / "t.json")
         names = [run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"]]
-        assert names == ['say "hi", there and \\', "b"]
-        assert [item.code for item in run.health.items] == ["raw_quote"]
+        assert names == [meant, "b"] and [item.code for item in run.health.items] == ["raw_quote"]
 
 
 def test_a_spare_comma_after_a_text(tmp_path: Path) -> None:
