@@ -55,12 +55,11 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
         said = "; ".join(f"{FORMAT_NAMES[format]}: {file_name(files[0])}" for format, files in found.items())
         raise StepscopeError(f"the files are of several formats ({said}): give those of one run")
     [(format, files)] = found.items()
-    hints = _first_ranks(files, rules) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
     identity = _identity(paths)
     sources: dict[str, Any] = {file: _fingerprint(file) for file in files} | {BUILT_IN: built_in_digest()}
     if rules is not None:
         sources[f"rules {rules}"] = fingerprint(Path(rules))
-    tasks = partial(_tasks, format, files, hints, rules)
+    tasks = partial(_tasks, format, files, rules)
     describe = partial(_describe, _name(paths), format, ignored)
     return Plan(identity, False, sources, tasks, read_file, describe)
 
@@ -79,13 +78,13 @@ def _first_ranks(files: list[str], rules: str | None) -> dict[str, int]:
     return nsys.first_ranks(ordered, load_rules(rules))
 
 
-def _tasks(
-    format: str, files: list[str], hints: dict[str, int], rules: str | None, directory: Path, build: str
-) -> list[Task]:
+def _tasks(format: str, files: list[str], rules: str | None, directory: Path, build: str) -> list[Task]:
     if format in WHOLE_JOBS:
         ordered = sorted(files, key=lambda one: names_of_files.natural(file_name(one)))
         size = sum(int(_fingerprint(file)[0]) for file in files)
         return [Task(format, ordered[0], None, directory, build, size, rules, tuple(ordered[1:]))]
+    # counting the devices of an export takes a look at every kernel: a later open needs it not
+    hints = _first_ranks(files, rules) if format == "nsys" else names_of_files.ranks_of(files, load_rules(rules))
     return [Task(format, file, hints.get(file), directory, build, int(_fingerprint(file)[0]), rules) for file in files]
 
 

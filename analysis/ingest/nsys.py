@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,11 @@ def first_ranks(files: list[str], rules: Rules) -> dict[str, int]:
     """
     summaries = {}
     for file in files:
-        with opened(file) as database:
-            summaries[file] = database.summary()
+        try:
+            with opened(file) as database:
+                summaries[file] = database.summary()
+        except sqlite3.Error:  # damaged: reading it will say so
+            summaries[file] = Summary((), "", 0, None, None)
     _refuse_duplicates(summaries)
     if all(len(summary.devices) == 1 for summary in summaries.values()):
         by_name = {file: names_of_files.rank_in(rules, file) for file in files}
@@ -119,7 +123,7 @@ def read_file(task: Task) -> list[Entry]:
             ]
         return entries or broken(task, "no device ran a kernel")
     except (sqlite3.Error, TypeError) as error:  # TypeError: NULL where every version has a number
-        return broken(task, f"SQLite says: {error}")
+        return broken(replace(task, rank=None), f"SQLite says: {error}")
 
 
 def _read_rank(task: Task, rank: int, database: Database, summary: Summary, place: Device) -> Entry:

@@ -245,6 +245,22 @@ def test_exports_without_kernels_are_no_traces(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
+def test_a_damaged_export_leaves_the_others(tmp_path: Path) -> None:
+    for node in (0, 1):
+        export = Export(tmp_path / f"node{node}.sqlite").session(start_ns=SESSION_NS + node)
+        for i in range(2000):
+            export.kernel(f"kernel {i}", 10 * i, 10 * i + 5, pid=50 + node)
+        export.write()
+    whole = (tmp_path / "node0.sqlite").read_bytes()
+    (tmp_path / "node0.sqlite").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
+    run = open_run(tmp_path)
+    assert run.health.status == "broken" and len(run.ranks) == 1
+    assert [item.file for item in run.health.items if item.code == "broken_rank"] == ["node0.sqlite"]
+    (tmp_path / "node1.sqlite").unlink()
+    with pytest.raises(StepscopeError, match="SQLite says"):
+        open_run(tmp_path)
+
+
 def test_odd_names_of_files_and_texts(tmp_path: Path) -> None:
     path = Export(tmp_path / "50% of #1?.sqlite").kernel("gemm", 5, 9)
     run = open_run(path.write())
