@@ -374,6 +374,9 @@ def test_a_value_that_swallows_events_is_told_of(tmp_path: Path) -> None:
     )
     raw = scanned(tmp_path, text.encode())
     assert repairs(raw)["swallowed_event"] == 1 and raw.rows == 3
+    nested = {"x": [{"ph": None}, {"ph": "X", "y": [[], {}, -1.5e3, 'a "b"']}], "z": {}}
+    raw = scanned(tmp_path, json.dumps([event(args=nested), event()]).encode())
+    assert repairs(raw) == {} and raw.rows == 2  # valid JSON says so itself
 
 
 def test_a_thread_keeps_the_name_that_one_row_gives(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ All functions work on `b`, a window of the file's bytes of which the first `n` a
 
 from __future__ import annotations
 
+import numpy as np
+
 from stepscope.analysis.ingest.scanner.codes import DIRTY, QUOTE, REPAIRS, SWALLOWED, VALUE
 from stepscope.analysis.ingest.scanner.decimals import is_blank
 from stepscope.analysis.ingest.scanner.options import compiled, inlined
@@ -157,7 +159,7 @@ def end_of_value(b, i, n, final, nested, repairs, base):
 
 @compiled
 def _end_of_nested(b, i, n, final, repairs, base):
-    """The end of a list or an object. One that seems to hold an event may have no end of its own: that is counted."""
+    """The end of a list or an object. One that seems to hold an event, and is no JSON, may have no end of its own: counted."""
     depth = 0
     start = i
     swallowed = False
@@ -179,11 +181,64 @@ def _end_of_nested(b, i, n, final, repairs, base):
         else:
             depth -= 1
             if depth == 0:
-                if swallowed:
+                if swallowed and not _is_well_formed(b, start, i + 1):
                     count(repairs, SWALLOWED, base + start)
                 return i + 1
         i += 1
     return -1
+
+
+@compiled
+def _is_well_formed(b, i, e):
+    """Are commas, colons and brackets of the list or object b[i:e] where JSON wants them? (Up to 63 levels; else no.)"""
+    kinds = np.uint64(0)  # of the open brackets, a bit each: 1 for a brace
+    depth = 0
+    done = False  # a value has ended: a comma, a colon or a closing bracket must follow
+    first = True  # just opened: it may close at once
+    while i < e:
+        c = b[i]
+        if c == COMMA_ or c == COLON:
+            if not done:
+                return False
+            done, first = False, False
+        elif c == CLOSE_BRACE or c == CLOSE_BRACKET:
+            if depth == 0 or not (done or first) or (kinds & np.uint64(1)) != (c == CLOSE_BRACE):
+                return False
+            kinds >>= np.uint64(1)
+            depth -= 1
+            done, first = True, False
+        elif not is_blank(c):
+            if done or depth > 63:
+                return False
+            if c == OPEN_BRACE or c == OPEN_BRACKET:
+                kinds = (kinds << np.uint64(1)) | np.uint64(c == OPEN_BRACE)
+                depth += 1
+                first = True
+            else:
+                i = _end_of_scalar(b, i, e) - 1
+                done, first = True, False
+        i += 1
+    return depth == 0
+
+
+@compiled
+def _end_of_scalar(b, i, e):
+    """Index after a string or a bare word."""
+    if b[i] == Q:
+        i += 1
+        while i < e and b[i] != Q:
+            i += 2 if b[i] == BACKSLASH else 1
+        return i + 1
+    while (
+        i < e
+        and not is_blank(b[i])
+        and b[i] != COMMA_
+        and b[i] != COLON
+        and b[i] != CLOSE_BRACE
+        and b[i] != CLOSE_BRACKET
+    ):
+        i += 1
+    return i
 
 
 @compiled
