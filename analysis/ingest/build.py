@@ -213,6 +213,8 @@ def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
     """Two files that are one rank: by what they say themselves, else by the rank that they were given."""
     first: dict[int, Entry] = {}
     for entry in entries:
+        if entry.get("broken"):  # which rank it is of is a guess
+            continue
         embedded = entry.get("facts", {}).get("rank")
         rank = embedded if embedded is not None else entry["rank"]
         if rank is None:

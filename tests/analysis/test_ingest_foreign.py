@@ -283,6 +283,14 @@ def test_a_broken_file_leaves_the_others(tmp_path: Path) -> None:
     assert [item.file for item in run.health.items if item.code == "broken_rank"] == ["rank1.json.gz"]
 
 
+def test_a_broken_file_takes_nobodys_rank(tmp_path: Path) -> None:
+    """Its place in the order of names is only a guess, which the file that says which rank it is proves wrong."""
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"traceEvents": ['))
+    write(tmp_path / "b.json", [row("a", 0, 1)], distributedInfo={"rank": 0, "world_size": 2})
+    run = open_run(tmp_path)
+    assert run.ranks == [0] and {"broken_rank", "missing_rank"} <= set(codes(run))
+
+
 def test_what_is_no_trace_is_refused_with_reasons(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("MIT")
     (tmp_path / "config.json").write_text('{"a": 1}')
