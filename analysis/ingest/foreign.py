@@ -58,6 +58,7 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
     identity = _identity(paths)
     sources: dict[str, Any] = {file: _fingerprint(file) for file in files} | {BUILT_IN: built_in_digest()}
     if rules is not None:
+        load_rules(rules)  # what is wrong with them is said at once
         sources[f"rules {rules}"] = fingerprint(Path(rules))
     tasks = partial(_tasks, format, files, rules)
     describe = partial(_describe, _name(paths), format, ignored)

@@ -261,6 +261,16 @@ def test_raw_quotes_beside_escaped_ones(tmp_path: Path) -> None:
         assert names == [meant, "b"] and [item.code for item in run.health.items] == ["raw_quote"]
 
 
+def test_a_long_text_is_never_cut_within_a_character(tmp_path: Path) -> None:
+    for start in ("", "a", "ab", "abc"):
+        text = json.dumps({"traceEvents": [row(start + "\U0001f600" * 20_000, 0, 1)]}, ensure_ascii=False)
+        (tmp_path / "t.json").write_text(text, encoding="utf-8")
+        run = open_run(tmp_path / "t.json")
+        (name,) = (run.strings(0)[code] for code in run.columns(0, "name_id")["name_id"])
+        assert name == start + "\U0001f600" * ((65536 - len(start)) // 4)
+        assert [item.code for item in run.health.items] == ["long_text"]
+
+
 def test_a_spare_comma_after_a_text(tmp_path: Path) -> None:
     """The last value of an event, and of its arguments, is a text: the comma behind it makes the text no longer."""
     text = json.dumps({"traceEvents": [row("a", 0, 1, dtype="Float"), row("b", 5, 1), row("c", 9, 1)]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,18 @@ def test_a_run_of_ours_can_be_kept_too(tmp_path: Path) -> None:
     kept = keep.keep(str(run), tmp_path / "b")
     assert kept.meta.mesh == {"dp": 2} and kept.meta.source == "measured"
     assert decompose(kept).ledger.equals(decompose(open_run(run)).ledger)
+
+
+@pytest.mark.parametrize("folder", ["kineto-triton", "kineto-cpu-only", "nsys-2gpu", "ndtimeline-st", "pp-vis-1f1b"])
+def test_every_format_is_kept_whole(corpus: Path, tmp_path: Path, folder: str) -> None:
+    before = open_run(corpus / folder)
+    after = keep.keep(corpus / folder, tmp_path / "kept")
+    assert after.ranks == before.ranks and after.health.items == before.health.items
+    assert replace(after.meta, name="", run_id="") == replace(before.meta, name="", run_id="")
+    for rank in before.ranks:
+        assert after.strings(rank) == before.strings(rank) and after.lanes(rank) == before.lanes(rank)
+        for name, values in before.columns(rank).items():
+            assert np.array_equal(values, after.columns(rank)[name]), name
 
 
 def test_import_says_what_touches_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
