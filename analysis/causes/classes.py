@@ -43,7 +43,7 @@ def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
                 rows["step"].append(windows.steps[at])
                 rows["class"].append(name)
                 rows["ns"].append(int(measured[at]))
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({"class": str})  # also of a run in which nothing took time
 
 
 def class_steps(classes: pd.DataFrame, mean: Means) -> list[dict[str, Fraction]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analysis.ingest.plain_columns import MAX_RANKS
 from stepscope.analysis.ingest.raw import Interner, Question, Raw, own
 from stepscope.analysis.ingest.rules import Rules, collective_of_kernel
 from stepscope.analysis.ingest.undescribed import Calls
@@ -172,7 +173,7 @@ def _configured_groups(header: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for group in listed if isinstance(listed, list) else ():
         if isinstance(group, dict) and "pg_name" in group:
             ranks = group.get("ranks")
-            ranks = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
+            ranks = _only_ranks(ranks) if isinstance(ranks, list) else ()
             groups[str(group["pg_name"])] = {"description": str(group.get("pg_desc", "")), "ranks": ranks}
     return groups
 
@@ -181,6 +182,11 @@ def _ranks(listed: str) -> tuple[int, ...]:
     """`[0, 1, 2, 3]` -> its ranks; empty for anything else (a long list is written with an ellipsis)."""
     try:
         ranks = json.loads(listed) if listed else ()
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return ()
-    return tuple(ranks) if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks) else ()
+    return _only_ranks(ranks) if isinstance(ranks, list) and len(_only_ranks(ranks)) == len(ranks) else ()
+
+
+def _only_ranks(listed: list[Any]) -> tuple[int, ...]:
+    """Those entries of a list that can be ranks."""
+    return tuple(r for r in listed if isinstance(r, int) and not isinstance(r, bool) and 0 <= r < MAX_RANKS)

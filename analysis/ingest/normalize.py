@@ -20,7 +20,7 @@ from stepscope.analysis.ingest.impossible import cut_impossible
 from stepscope.analysis.ingest.lanes import LaneTable
 from stepscope.analysis.ingest.launches import LaunchCheck
 from stepscope.analysis.ingest.merge import Runs
-from stepscope.analysis.ingest.plain_columns import Lookups, counter_columns, embedded_rank, world_size
+from stepscope.analysis.ingest.plain_columns import Lookups, counter_columns, embedded_rank, odd_header, world_size
 from stepscope.analysis.ingest.raw import Interner, Raw, is_constant
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.ingest.spool import Spool
@@ -138,6 +138,8 @@ class Normalizer:
         for repair in beside.repairs:
             touched = ("ledger",) if repair.code in ("lost_event", "long_event", "too_many_texts") else ()
             note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
+        for said in odd_header(beside):
+            note("odd_header", f"the file's header says {said}, which cannot be: taken as not said", ("ledger",))
         survey.report(note)
         if survey.steps is not None:
             survey.steps.settle(beside, note)

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from stepscope.analysis.ingest.damage import FARTHEST_NS
 from stepscope.analysis.ingest.raw import MISSING, Interner, Question, Raw, is_constant, own
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.ingest.survey import COMM, MEMCPY
@@ -21,6 +22,9 @@ from stepscope.tracer.schema import (
     STRATEGIES,
     code_of,
 )
+
+MAX_RANKS = 1 << 20
+"""No header's rank or world size is believed beyond: every rank of a run is listed somewhere."""
 
 
 class Lookups:
@@ -110,21 +114,38 @@ def counter_columns(raw: Raw, names: Interner) -> Columns:
 def embedded_rank(raw: Raw) -> int | None:
     """Which rank the header says the file is of."""
     info = raw.header.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) else None
+    return _header_number(info.get("rank"), 0) if isinstance(info, dict) else None
 
 
 def world_size(raw: Raw) -> int | None:
     """How many ranks the header says there are."""
     info = raw.header.get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
-    return size if isinstance(size, int) else None
+    return _header_number(info.get("world_size"), 1) if isinstance(info, dict) else None
 
 
 def base_ns(raw: Raw) -> int:
     """What the file's stamps count from: `baseTimeNanoseconds` of its header, else the epoch itself."""
     base = raw.header.get("baseTimeNanoseconds", 0)
     try:
-        return int(base)
+        return int(base) if abs(int(base)) <= FARTHEST_NS else 0  # beyond, sums with a stamp do not fit
     except (TypeError, ValueError):
         return 0
+
+
+def odd_header(raw: Raw) -> list[str]:
+    """What the header says that cannot be, as words; it counts as not said."""
+    info = raw.header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    said = [(key, info.get(key), known(raw)) for key, known in (("rank", embedded_rank), ("world_size", world_size))]
+    base = raw.header.get("baseTimeNanoseconds")
+    said.append(("baseTimeNanoseconds", base, base_ns(raw) or None))
+    return [
+        f"{key} {str(value)[:40]}"
+        for key, value, known in said
+        if value is not None and value not in (0, "0", -1) and known is None
+    ]
+
+
+def _header_number(value: object, least: int) -> int | None:
+    """A rank or a number of ranks, None where there is none that can be."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_RANKS else None

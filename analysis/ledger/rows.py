@@ -6,6 +6,7 @@ Times are in the rank's own clock, int64 ns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -248,13 +249,12 @@ def _stages(stage: np.ndarray) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.bincount(named)).tolist()) if len(named) else ()
 
 
+_STEP_NAME = re.compile(re.escape(STEP_ANNOTATION) + "[0-9]{1,18}")  # what a 64 bit column holds
+
+
 def _step_numbers(strings: tuple[str, ...]) -> dict[int, int]:
     """Name id -> number, of the names of step annotations."""
-    return {
-        code: int(text[len(STEP_ANNOTATION) :])
-        for code, text in enumerate(strings)
-        if text.startswith(STEP_ANNOTATION) and text[len(STEP_ANNOTATION) :].isdecimal()
-    }
+    return {code: int(text[len(STEP_ANNOTATION) :]) for code, text in enumerate(strings) if _STEP_NAME.fullmatch(text)}
 
 
 def _annotations(rows: Columns, numbers: dict[int, int], lanes: tuple[Lane, ...]) -> Columns:

@@ -1,0 +1,66 @@
+"""Headers, groups and steps whose numbers cannot be: taken as not said, and said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.analysis.ingest import open_run
+from stepscope.analysis.report import analyze
+
+STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 5, "tid": 1, "ts": 0, "dur": 1000}
+GEMM = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0, "dur": 400, "args": {"stream": 7}}
+
+
+def write(path: Path, rows: list[dict[str, Any]], **header: Any) -> Path:
+    path.write_text(json.dumps({**header, "traceEvents": rows}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "info", [{"rank": -5}, {"rank": 10**12}, {"rank": True}, {"rank": "3"}, {"world_size": 10**9}, {"world_size": -2}]
+)
+def test_a_rank_or_world_that_cannot_be(tmp_path: Path, info: dict[str, Any]) -> None:
+    run = open_run(write(tmp_path / "trace.json", [STEP, GEMM], distributedInfo=info))
+    assert run.ranks == [0] and run.meta.world_size == 1
+    (item,) = [item for item in run.health.items if item.code == "odd_header"]
+    (key,) = info
+    assert f"{key} {info[key]}" in item.text
+    assert analyze(run).ledger["compute_ns"].tolist() == [400_000]
+
+
+@pytest.mark.parametrize("base", [10**30, -(10**30), 2**63 - 1, "nonsense", [1]])
+def test_a_base_time_that_cannot_be(tmp_path: Path, base: Any) -> None:
+    run = open_run(write(tmp_path / "trace.json", [STEP, GEMM], baseTimeNanoseconds=base))
+    assert run.columns(0, "start_ns")["start_ns"].tolist() == [0, 0]
+    assert "odd_header" in {item.code for item in run.health.items}
+
+
+@pytest.mark.parametrize("header", [{}, {"baseTimeNanoseconds": 0, "distributedInfo": {"rank": 0, "world_size": 1}}])
+def test_ordinary_headers_are_not_odd(tmp_path: Path, header: dict[str, Any]) -> None:
+    run = open_run(write(tmp_path / "trace.json", [STEP, GEMM], **header))
+    assert "odd_header" not in {item.code for item in run.health.items}
+
+
+@pytest.mark.parametrize("ranks", ["[" * 50_000, "[99999999999999999999, 0]", "[true, 1]", "[-1, 0]"])
+def test_ranks_of_a_group_that_cannot_be(tmp_path: Path, ranks: str) -> None:
+    said = {"stream": 20, "Collective name": "allreduce", "Process Group Name": "1", "Process Group Ranks": ranks}
+    reduce = {**GEMM, "name": "ncclDevKernel_AllReduce_Sum_f32", "tid": 20, "ts": 500, "args": said}
+    run = open_run(write(tmp_path / "trace.json", [STEP, GEMM, reduce]))
+    assert [group.ranks for group in run.meta.groups] == [()]
+    assert analyze(run).ledger["visible_comm_ns"].tolist() == [400_000]
+
+
+@pytest.mark.parametrize("digits", ["9" * 19, "1" + "0" * 30, "9" * 5000])
+def test_a_step_number_beyond_64_bits_is_no_step(tmp_path: Path, digits: str) -> None:
+    odd = {**STEP, "name": f"ProfilerStep#{digits}", "ts": 2000}
+    report = analyze(open_run(write(tmp_path / "trace.json", [STEP, odd, GEMM])))
+    assert report.ledger["compute_ns"].tolist() == [400_000]
+
+
+def test_a_step_in_which_nothing_takes_time(tmp_path: Path) -> None:
+    report = analyze(open_run(write(tmp_path / "trace.json", [{**STEP, "dur": 1}, {**GEMM, "dur": 0}])))
+    assert report.ledger["idle_ns"].tolist() == [1000] and report.class_means.empty
