@@ -65,11 +65,11 @@ def class_means(classes: pd.DataFrame, mean: Means) -> pd.DataFrame:
     found = [(name, float(sum((one.get(name, 0) for one in steps), Fraction(0)) / len(steps))) for name in names]
     found.sort(key=lambda one: -one[1])
     step = float(mean.step_ns or 0)
-    rows = [(*_taken_apart(name), ns, ns / step if step else np.nan) for name, ns in found]
+    rows = [(*taken_apart(name), ns, ns / step if step else np.nan) for name, ns in found]
     return pd.DataFrame(rows, columns=list(CLASS_MEAN_COLUMNS))
 
 
-def _taken_apart(name: str) -> tuple[str, str, str, str, bool]:
+def taken_apart(name: str) -> tuple[str, str, str, str, bool]:
     """(term, phase, axis, collective, unsplit) of a class."""
     term, rest = name.split(" ", 1)
     if term == "compute":

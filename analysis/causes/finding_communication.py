@@ -10,7 +10,7 @@ import pandas as pd
 
 from stepscope.analysis import units
 from stepscope.analysis.causes.audit import groups_across_hosts
-from stepscope.analysis.causes.classes import UNSPLIT
+from stepscope.analysis.causes.classes import UNSPLIT, taken_apart
 from stepscope.analysis.causes.explanations import bound_by, busiest, off_theory
 from stepscope.analysis.causes.ground import LEAST_TERM, Ground, finding
 from stepscope.analysis.records import Finding
@@ -27,7 +27,7 @@ def communication(ground: Ground) -> list[Finding]:
     ]
     rows = rows[rows["class"].str.startswith("visible_comm ") & ~rows["class"].str.endswith(UNSPLIT)]
     for name, total in rows.groupby("class")["ns"].sum().items():
-        axis, collective = str(name).removeprefix("visible_comm ").rsplit(" ", 1)
+        _, _, axis, collective, _ = taken_apart(str(name))
         cost = float(Fraction(int(total), len(ground.means.ranks) * len(ground.means.steps)))
         cost -= told.get((axis, collective), 0.0) / len(ground.means.ranks)
         if cost >= LEAST_TERM * ground.step_ns:
@@ -87,11 +87,13 @@ def _longest(parts: pd.DataFrame) -> dict[str, object]:
 
 def _exposed(ground: Ground, axis: str, collective: str, cost: float) -> Finding:
     parts = ground.parts[(ground.parts["axis"] == axis) & (ground.parts["collective"] == collective)]
-    counted = parts[parts["step"].isin(ground.means.steps)]
+    counted = parts[parts["step"].isin(ground.means.steps) & parts["rank"].isin(ground.means.ranks)]
     each = len(counted) / max(len(ground.means.ranks) * len(ground.means.steps), 1)
     size = float(counted["bytes"].median()) if len(counted) and (counted["bytes"] >= 0).any() else None
     of = f"{units.significant(each, 3)} a step and rank" + (f" of {units.size(size)}" if size else "")
-    text = f"the {axis} {collective.replace('_', '-')} is exposed for {units.duration(cost)} a step ({of})"
+    what = collective.replace("_", "-") or "communication of an unknown kind"
+    what = f"{axis} {what}" if axis else f"{what} of an unknown axis"
+    text = f"the {what} is exposed for {units.duration(cost)} a step ({of})"
     if axis == "tp" and groups_across_hosts(ground.meta, axis):
         text += "; its groups span hosts"
     bound, faster = bound_by(ground.fits, axis, collective)

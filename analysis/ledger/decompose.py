@@ -17,7 +17,7 @@ from stepscope.analysis.intervals import Intervals
 from stepscope.analysis.ledger.direct import direct_times
 from stepscope.analysis.ledger.inferred import can_infer, inferred_times
 from stepscope.analysis.ledger.match import Matches, match_summaries
-from stepscope.analysis.ledger.steps import Windows, tell, whole_steps
+from stepscope.analysis.ledger.steps import Windows, tell, uncommon_steps, whole_steps
 from stepscope.analysis.ledger.summary import RankSummary, summaries
 from stepscope.analysis.ledger.times import RankTime, rebalance
 from stepscope.analysis.records import LEDGER_COLUMNS, TERMS
@@ -95,6 +95,7 @@ def decompose(
     matches = match_summaries(run, found, axes)
     for summary in found:
         tell(run.health, summary.windows.health)
+    tell(run.health, uncommon_steps([summary.windows for summary in found]))
     basis = method
     if method != "inferred":
         basis = "inferred" if can_infer(found) else "direct"

@@ -15,6 +15,9 @@ from stepscope.analysis.records import HealthItem
 from stepscope.analysis.units import counted
 from stepscope.tracer.schema import COLLECTIVES
 
+SPLIT = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "stragglers")
+"""What rests on where waiting ends and transferring begins."""
+
 TOUCHED = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "unsplit_ns", "stragglers")
 
 
@@ -40,7 +43,7 @@ def match_health(
             f"{counted(inferred, 'communication names', 'communications name')} no group: paired by kind, stream and time "
             f"(ends within {keys.TOLERANCE_NS / 1e6:g} ms, intervals overlapping)"
         )
-        items.append(HealthItem("inferred_match", text, touches=("bubble_ns", "imbalance_ns")))
+        items.append(HealthItem("inferred_match", text, touches=SPLIT))
     items += _unequal_counts(parts) + _disagreeing(parts, matched)
     host = [summary.rank for summary in found if summary.host and len(summary.comm["row"])]
     nameless = host and bool((parts["group"] < 0).any())
@@ -51,7 +54,7 @@ def match_health(
     if violations:
         ends = counted(violations, "part of a communication ends", "parts of communications end")
         text = f"{ends} before the last one they depend on arrived: their clocks disagree"
-        items.append(HealthItem("clock_violation", text, touches=("bubble_ns", "imbalance_ns", "stragglers")))
+        items.append(HealthItem("clock_violation", text, touches=SPLIT))
     for place, source in enumerate(clocks.source):
         if source == "estimated":
             text = (

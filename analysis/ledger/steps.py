@@ -14,7 +14,7 @@ import numpy as np
 
 from stepscope.analysis import intervals
 from stepscope.analysis.ledger.rows import COMM, COMPUTE, RankRows, rank_rows
-from stepscope.analysis.records import Health, HealthItem
+from stepscope.analysis.records import TERMS, Health, HealthItem
 from stepscope.analysis.run import Run
 
 OUT_OF_MEANS = ("partial", "empty", "slow_first")
@@ -89,6 +89,20 @@ def whole_steps(step_ns: Sequence[int], flags: Sequence[tuple[str, ...]]) -> np.
         for i in np.flatnonzero(usable).tolist():
             usable[i] = "open_end" not in flags[i] or int(step_ns[i]) >= usual
     return usable
+
+
+def uncommon_steps(found: Sequence[Windows]) -> list[HealthItem]:
+    """What to say of ranks that have whole steps, but none in common: means are then over different steps of each."""
+    whole = []
+    for one in found:
+        counts = whole_steps(one.step_ns.tolist(), one.flags)
+        whole.append({step for step, counted in zip(one.steps, counts.tolist(), strict=True) if counted})
+    whole = [steps for steps in whole if steps]
+    if len(whole) < 2 or set.intersection(*whole):
+        return []
+    text = f"no step is whole on all of the {len(whole)} ranks: means are over different steps of each"
+    touches = ("summary", "stragglers", *(f"{term}_ns" for term in TERMS))
+    return [HealthItem("uncommon_steps", text, touches=touches)]
 
 
 def tell(health: Health, items: Sequence[HealthItem]) -> None:

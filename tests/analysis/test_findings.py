@@ -71,6 +71,28 @@ def test_exposed_communication_is_named_by_axis_with_its_operation() -> None:
     assert (finding.op_id, finding.end_ns - finding.start_ns) == (0, 30)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("collective", "text"),
+    [
+        ("all_reduce", "The all-reduce of an unknown axis"),
+        ("", "The communication of an unknown kind of an unknown axis"),
+    ],
+)
+def test_exposed_communication_of_an_unknown_axis_has_its_evidence_too(collective: str, text: str) -> None:
+    line = Timeline(world=2)
+    line.group("pg", "", 0, 1)
+    for k in range(3):
+        low = 100 * k
+        line.step(low, low + 100, k)
+        for rank in (0, 1):
+            line.compute(rank, low, low + 65)
+        line.collective("pg", k, dict.fromkeys((0, 1), (low + 65, low + 100)), collective, bytes=1 << 20)
+    (finding,) = analyze(line.run()).findings
+    assert finding.text.startswith(f"{text} is exposed for 35 ns a step (1 a step and rank of 1.049 MB)")
+    assert finding.rank in (0, 1) and finding.step in (0, 1, 2)
+    assert finding.start_ns is not None and finding.end_ns == finding.start_ns + 35
+
+
 def test_hidden_communication_is_no_finding() -> None:
     assert analyze(communicating_run(hidden=True).run()).findings == ()
 
@@ -200,3 +222,24 @@ def test_at_most_five_dearest_first() -> None:
 
 def test_no_whole_step_no_finding() -> None:
     assert analyze(Timeline(world=1).run()).findings == ()
+
+
+def test_ranks_without_a_step_in_common_are_said_to_be_so() -> None:
+    line = Timeline(world=2)
+    for rank in (0, 1):
+        line.step(0, 100, 4 + rank, ranks=(rank,))
+        line.compute(rank, 0, 60)
+    report = analyze(line.run())
+    assert [item.code for item in report.health.items] == ["uncommon_steps"]
+    assert report.findings
+    assert all("rests on touched data: uncommon_steps" in finding.text for finding in report.findings)
+
+
+def test_where_waiting_ends_rests_on_the_clocks() -> None:
+    line = communicating_run()
+    line.collective("dp", 9, {0: (370, 371), 1: (396, 399)}, stream="dp", axis="dp", strategy="dp", bytes=8)
+    report = analyze(line.run())
+    assert "clock_violation" in {item.code for item in report.health.items}
+    (finding,) = report.findings
+    assert "exposed" in finding.text and finding.text.endswith("(rests on touched data: clock_violation)")
+    assert finding.confidence == "low"
