@@ -237,9 +237,28 @@ class RunMeta:
             )
             for name in ("hosts", "coords"):
                 values[name] = tuple(raw.get(name, ()))
-            return cls(**values)
+            meta = cls(**values)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"run.json has a field of another shape: {error!r}") from error
+        _check_shapes(meta)
+        return meta
+
+
+MAX_RANKS = 1 << 20
+"""No world size is believed beyond: every rank of a run is listed somewhere."""
+
+
+def _check_shapes(meta: RunMeta) -> None:
+    """ValueError for a field of another type than it is written with, or a number of ranks that cannot be."""
+    plain = RunMeta(run_id="", name="")
+    for one in fields(meta):
+        value, usual = getattr(meta, one.name), type(getattr(plain, one.name))
+        if type(value) is not usual:
+            raise ValueError(f"run.json has a field of another shape: {one.name} is no {usual.__name__}")
+    sizes = {"world_size": meta.world_size, **{f"mesh {axis}": size for axis, size in meta.mesh.items()}}
+    for name, size in sizes.items():
+        if type(size) is not int or not 1 <= size <= MAX_RANKS:
+            raise ValueError(f"run.json says {name} {size!r}: no run has so many ranks")
 
 
 # -- the run directory -------------------------------------------------------------------------------------------------

@@ -99,6 +99,8 @@ def _exposed(ground: Ground, axis: str, collective: str, cost: float) -> Finding
     bound, faster = bound_by(ground.fits, axis, collective)
     uneven, even = busiest(ground.experts, axis, collective)
     advice = even or faster or _communication_advice(ground, axis, size)
+    if ground.meta.source == "imported":
+        advice = advice.replace(" (--bucket-mb)", "")  # an option of ours is none of theirs
     audit = off_theory(ground.volumes, axis, collective)
     words = f"{text}{bound}{uneven}{audit}"
     return finding(ground, words, cost, ground.sure, advice, ("visible_comm_ns",), **_longest(counted))

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.ingest.plain_columns import MAX_RANKS
 from stepscope.analysis.ingest.raw import Interner, Question, Raw, own
 from stepscope.analysis.ingest.rules import Rules, collective_of_kernel
 from stepscope.analysis.ingest.undescribed import Calls
 from stepscope.analysis.run import Columns
-from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, code_of
+from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, MAX_RANKS, code_of
 
 _COMM, _WAIT = (KINDS.index(kind) for kind in ("comm", "wait"))
 _SEND, _RECEIVE, _RING = (code_of(COLLECTIVES, word) for word in ("send", "receive", "ring_shift"))

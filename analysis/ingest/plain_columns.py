@@ -17,14 +17,12 @@ from stepscope.tracer.schema import (
     EVENT_COLUMNS,
     FLAG_DEVICE_COPY,
     FLAG_FUSED,
+    MAX_RANKS,
     PHASES,
     STEP_ANNOTATION,
     STRATEGIES,
     code_of,
 )
-
-MAX_RANKS = 1 << 20
-"""No header's rank or world size is believed beyond: every rank of a run is listed somewhere."""
 
 
 class Lookups:

@@ -259,5 +259,6 @@ class _Reader:
 
     def _damaged(self, file: str) -> StepscopeError:
         return StepscopeError(
-            f"the store {self._place} is incomplete or damaged ({file}): open the run again with --refresh, or delete it"
+            f"the store {self._place} is incomplete or damaged ({file}): open the run again with --refresh, or, if it "
+            "was imported, import the traces again"
         )

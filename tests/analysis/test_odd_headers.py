@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.report import analyze
+from stepscope.tracer.schema import RUN_FILE, RunMeta
 
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 5, "tid": 1, "ts": 0, "dur": 1000}
 GEMM = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0, "dur": 400, "args": {"stream": 7}}
@@ -64,3 +65,28 @@ def test_a_step_number_beyond_64_bits_is_no_step(tmp_path: Path, digits: str) ->
 def test_a_step_in_which_nothing_takes_time(tmp_path: Path) -> None:
     report = analyze(open_run(write(tmp_path / "trace.json", [{**STEP, "dur": 1}, {**GEMM, "dur": 0}])))
     assert report.ledger["idle_ns"].tolist() == [1000] and report.class_means.empty
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("world_size", -4),
+        ("world_size", "x"),
+        ("world_size", 10**9),
+        ("world_size", True),
+        ("mesh", [1, 2]),
+        ("mesh", {"pp": 0}),
+        ("mesh", {"pp": "2"}),
+        ("recorder", None),
+        ("device", 5),
+    ],
+)
+def test_a_run_json_with_a_field_that_cannot_be(tmp_path: Path, field: str, value: Any) -> None:
+    written = json.loads(RunMeta("id", "run", world_size=1).to_json())
+    assert RunMeta.from_json(json.dumps(written)).world_size == 1
+    (tmp_path / RUN_FILE).write_text(json.dumps({**written, field: value}))
+    write(tmp_path / "rank_00000.trace.json", [STEP, GEMM])
+    run = open_run(tmp_path)
+    assert run.meta.world_size == 1 and run.ranks == [0]
+    (item,) = [item for item in run.health.items if item.code == "no_run_json"]
+    assert field in item.text
