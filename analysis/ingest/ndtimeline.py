@@ -43,6 +43,9 @@ OPTIONAL = ("rank", "seq_id", "mc", "gmc", "mb_id")
 _MOST = {"dp_rank": 1 << 20, "stage": (1 << 15) - 1, "step": 1 << 53}
 """The largest numbers of a place that are believed."""
 
+_MOST_OPTIONAL = {"rank": 1 << 20, "seq_id": 1 << 53, "mc": (1 << 15) - 1, "gmc": 1 << 20, "mb_id": (1 << 31) - 1}
+"""The largest optional numbers that are believed."""
+
 _MOST_SECONDS = 4e9
 """So far from 0 may a time be (a stamp since the epoch will be in 2096), so that its nanoseconds fit."""
 
@@ -112,7 +115,8 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
             table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
             table[column] = table[column].replace([np.inf, -np.inf], np.nan)
     optional = [column for column in OPTIONAL if column in table]
-    table[optional] = table[optional].fillna(-1)
+    for column in optional:
+        table[column] = table[column].where((table[column] >= 0) & (table[column] <= _MOST_OPTIONAL[column]), -1)
     good = table[list(COLUMNS)].notna().all(axis=1)
     for column in ("dp_rank", "stage", "step"):
         good &= (table[column] >= 0) & (table[column] <= _MOST[column])

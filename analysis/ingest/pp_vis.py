@@ -36,9 +36,11 @@ def read_file(task: Task) -> list[Entry]:
     ranks: dict[int, Rows] = {}
     files: dict[int, str] = {}
     lost: list[Entry] = []
+    highest = 0
     for index, path in enumerate((task.path, *task.others)):
         found = re.search(r"(\d+)(?!.*\d)", Path(path).stem)
         rank = int(found.group(1)) if found else index
+        highest = max(highest, rank)
         if rank in files:
             raise StepscopeError(f"{files[rank]} and {path} are both rank {rank}: remove one of them")
         try:
@@ -47,7 +49,7 @@ def read_file(task: Task) -> list[Entry]:
         except (OSError, ValueError, TypeError, OverflowError) as error:
             lost += broken(Task(task.format, path, rank, task.directory, task.build), str(error))
     spans, begins = lay_out(ranks), begins_of(ranks)
-    stages = _whole(config, "pp_size", max(len(ranks), 1))
+    stages = _whole(config, "pp_size", highest + 1)  # those that cannot be read, or are not here, are stages too
     entries = []
     for rank, rows in sorted(ranks.items()):
         result = rank_file(rows, _KINDS, spans, begins, stage=rank % stages)

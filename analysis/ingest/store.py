@@ -152,9 +152,10 @@ def read_manifest(place: Path) -> dict[str, Any] | None:
     """The manifest of a store that this version reads, else None."""
     try:
         manifest = json.loads((place / MANIFEST_FILE).read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict) or manifest.get("store_version") != STORE_VERSION:
+            return None
+        RunMeta.from_json(json.dumps(manifest.get("meta")))  # what cannot be is read anew
     except (OSError, ValueError):
-        return None
-    if not isinstance(manifest, dict) or manifest.get("store_version") != STORE_VERSION:
         return None
     return manifest
 

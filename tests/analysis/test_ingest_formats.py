@@ -16,6 +16,7 @@ from plain_ledger import COMM, COMPUTE, HOST, MEMCPY, cover, length, whole_trace
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.ingest.ndtimeline import exact_ns
+from stepscope.analysis.report import analyze
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, PHASES
 
@@ -216,6 +217,14 @@ def test_a_table_with_odd_values_keeps_the_other_rows(tmp_path: Path) -> None:
         open_run(tmp_path / "ops.csv")
 
 
+def test_optional_numbers_of_a_table_that_cannot_be_are_not_said(tmp_path: Path) -> None:
+    rows = [(0, 0, 1, "forward-compute", 0.5 + i, 1.0, odd, odd) for i, odd in enumerate((3, 1e30, -7, 40_000, "x"))]
+    pd.DataFrame(rows, columns=[*COLUMNS, "mb_id", "mc"]).to_csv(tmp_path / "ops.csv", index=False)
+    found = open_run(tmp_path / "ops.csv").columns(0, "microbatch", "chunk", "phase")
+    assert found["microbatch"][found["phase"] >= 0].tolist() == [3, -1, -1, 40_000, -1]
+    assert found["chunk"][found["phase"] >= 0].tolist() == [3, -1, -1, -1, -1]
+
+
 def test_seconds_become_the_nearest_nanosecond() -> None:
     assert exact_ns(1.5) == 1_500_000_000 and exact_ns(np.float32(0.1)) == 100_000_001
 
@@ -254,6 +263,9 @@ def test_a_stage_of_a_dump_that_cannot_be_read(corpus: Path, tmp_path: Path) -> 
     assert run.ranks == [0, 2] and "broken_rank" in codes(run)
     [item] = [item for item in run.health.items if item.code == "broken_rank"]
     assert "iteration 3 has 16 starts and 15 ends" in item.text and item.file == "pp_rank_1.json"
+    # each is the stage that it was, not one of as many as could be read
+    assert [set(run.columns(rank, "stage")["stage"].tolist()) - {-1} for rank in run.ranks] == [{0}, {2}]
+    assert analyze(run).pipeline.stages == 3
 
 
 @pytest.mark.parametrize(
