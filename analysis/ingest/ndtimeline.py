@@ -84,6 +84,12 @@ def read_file(task: Task) -> list[Entry]:
         if bad and rank == min(rows):
             rows_have = counted(bad, "row of the table has", "rows of the table have")
             result.note("no_time", f"{rows_have} no place or no time: left out", touches=("ledger",))
+        backwards = int((table["duration"] < 0).sum())
+        if backwards and rank == min(rows):
+            rows_have = counted(backwards, "row of the table has", "rows of the table have")
+            result.note(
+                "negative_duration", f"{rows_have} a negative duration: kept with length 0", touches=("ledger",)
+            )
         if twice and rank == min(rows):
             rows_stand = counted(twice, "row stands", "rows stand")
             result.note("repeated_rows", f"{rows_stand} in several of the files (is one a copy?): counted once")

@@ -225,6 +225,14 @@ def test_optional_numbers_of_a_table_that_cannot_be_are_not_said(tmp_path: Path)
     assert found["chunk"][found["phase"] >= 0].tolist() == [3, -1, -1, -1, -1]
 
 
+def test_a_negative_duration_of_a_table_is_said(tmp_path: Path) -> None:
+    rows = [(0, 0, 1, "forward-compute", 0.5, 1.0), (0, 0, 1, "backward-compute", 2.0, -1.0)]
+    pd.DataFrame(rows, columns=COLUMNS).to_csv(tmp_path / "ops.csv", index=False)
+    run = open_run(tmp_path / "ops.csv")
+    assert codes(run) == ["negative_duration"] and run.health.items[0].text.startswith("1 row of the table has")
+    assert (run.columns(0, "dur_ns")["dur_ns"] >= 0).all()
+
+
 def test_seconds_become_the_nearest_nanosecond() -> None:
     assert exact_ns(1.5) == 1_500_000_000 and exact_ns(np.float32(0.1)) == 100_000_001
 
