@@ -114,7 +114,9 @@ class OpenedRun:
 
     def volumes(self) -> pd.DataFrame:
         """One row a stage, strategy and collective: operations and bytes of a rank and step beside theory, in words too."""
-        return self.report.volumes.copy()
+        frame = self.report.volumes
+        stage = frame["stage"].astype("Int64")
+        return frame.assign(stage=stage.mask(stage < 0))
 
     def memory(self, of: str = "state") -> pd.DataFrame:
         """Bytes of each rank: `state` beside theory, one row a kind, or `peaks`, one row a phase. ValueError otherwise."""

@@ -91,7 +91,8 @@ class Run:
         self.path = path
         self._load = load
         self._load_pieces = load_pieces
-        self._columns: dict[int, Columns] = {}  # event columns read so far
+        self._columns: dict[int, Columns] = {}  # event columns read so far, of the rank used last at the end
+        self._held = 0  # bytes of them
         self._beside: dict[int, RankData] = {}  # strings, lanes, counters
 
     @classmethod
@@ -114,6 +115,7 @@ class Run:
         if missing:
             events = self._load(rank, missing).events
             have.update({name: events[name] for name in missing})
+            self._held += sum(events[name].nbytes for name in missing)
             self._forget_others()
         return {name: have[name] for name in wanted}
 
@@ -144,16 +146,14 @@ class Run:
 
     def release(self, rank: int) -> None:
         """Forget what was read of one rank (bounded memory over many ranks)."""
-        self._columns.pop(rank, None)
+        self._held -= sum(values.nbytes for values in self._columns.pop(rank, {}).values())
         self._beside.pop(rank, None)
 
     def _forget_others(self) -> None:
         """Forget columns of the ranks that were used longest ago, beyond CACHE_BYTES in all; never the last one's."""
-        total = sum(values.nbytes for columns in self._columns.values() for values in columns.values())
-        for rank in list(self._columns)[:-1]:
-            if total <= CACHE_BYTES:
-                break
-            total -= sum(values.nbytes for values in self._columns.pop(rank).values())
+        while self._held > CACHE_BYTES and len(self._columns) > 1:
+            oldest = next(iter(self._columns))
+            self._held -= sum(values.nbytes for values in self._columns.pop(oldest).values())
 
     def _side(self, rank: int) -> RankData:
         self._check(rank)

@@ -7,6 +7,7 @@ import numpy as np
 from stepscope.analysis.ingest.damage import Note
 from stepscope.analysis.ingest.raw import Question, Raw
 from stepscope.analysis.run import Columns
+from stepscope.analysis.units import counted
 from stepscope.tracer.schema import KINDS
 
 _HOST = KINDS.index("host")
@@ -35,23 +36,31 @@ class GraphLaunches:
 class LaunchCheck:
     """Device rows that start before the call that launched them, and kernel launches that nothing ran of.
 
-    What is joined within a chunk is counted and forgotten; the rest is held until the end, a few bytes a row.
+    What is joined within a chunk is counted, and of it only the ids are kept (and the calls that launch graphs, whose rows may
+    still come); the rest is held until the end, some bytes a row.
     """
 
     def __init__(self) -> None:
         self._launching = Question(lambda name: "launch" in name.lower(), False, bool)
+        self._is_graph = Question(lambda name: "GraphLaunch" in name, False, bool)
         self._calls: list[np.ndarray] = []  # int64 [3, row]: id, start, does it launch a kernel
+        self._graphs: list[np.ndarray] = []  # the same of calls that launch graphs
         self._device: list[np.ndarray] = []  # int64 [2, row]: id, start
+        self._ran: list[np.ndarray] = []  # ids of joined calls
         self._early = self._lead = self._kernel_calls = 0
 
     def add(self, events: Columns, strings: list[str], device: np.ndarray) -> None:
         """The rows of one chunk; `device` marks those of the device."""
         known = events["launch_id"] >= 0
         calls, rows = np.flatnonzero(known & (events["kind"] == _HOST)), np.flatnonzero(known & device)
-        launching = self._launching(strings, events["name_id"][calls])
+        names = events["name_id"][calls]
+        launching = self._launching(strings, names)
         self._kernel_calls += int(launching.sum())
         asked = np.stack([events["launch_id"][calls], events["start_ns"][calls], launching.astype(np.int64)])
         ran = np.stack([events["launch_id"][rows], events["start_ns"][rows]])
+        graphs = self._is_graph(strings, names)
+        if graphs.any():
+            self._graphs.append(asked[:, graphs])
         asked, ran = self._joined(asked, ran)
         if asked.shape[1]:
             self._calls.append(asked)
@@ -71,31 +80,30 @@ class LaunchCheck:
         if early.any():
             self._early += int(early.sum())
             self._lead = max(self._lead, int(lead.max()))
-        used = np.zeros(len(ids), bool)
-        first = at[joined]
-        used[first] = True
-        # a later call of the same id is as little without a row
-        same = np.flatnonzero(ids[1:] == ids[:-1]) + 1
-        for index in same.tolist():
-            used[index] |= used[index - 1]
-        left = np.ones(len(ids), bool)
-        left[order[used]] = False
-        return calls[:, left], device[:, ~joined]
+        ran = np.sort(device[0][joined])
+        self._ran.append(ran.astype(np.int32) if len(ran) and ran[-1] < 1 << 31 else ran)
+        return calls[:, ~np.isin(calls[0], ran)], device[:, ~joined]
 
     def report(self, note: Note) -> None:
         """Say what does not fit."""
-        lost = 0
         device = np.concatenate(self._device, axis=1) if self._device else np.zeros((2, 0), np.int64)
         self._device = []
+        left: list[np.ndarray] = []
         while self._calls:
             calls, device = self._joined(self._calls.pop(0), device)
-            lost += int(calls[2].sum())
+            left.append(calls[0][calls[2] != 0])
+        for calls in self._graphs:  # more rows of a graph whose first ones came with its call
+            _, device = self._joined(calls, device)
+        lost = np.concatenate(left) if left else np.zeros(0, np.int64)
+        if len(lost) and self._ran:  # a second call of an id that ran is as little without a row
+            lost = lost[~np.isin(lost, np.concatenate(self._ran))]
         if self._early:
             note(
                 "earlier_than_launch",
-                f"{self._early} device rows start before the call that launched them (by up to {self._lead} ns): "
+                f"{counted(self._early, 'device row starts', 'device rows start')} before the launching call (by up to "
+                f"{self._lead} ns): "
                 "host and device clocks disagree",
                 touches=("ledger",),
             )
-        if lost:
-            note("launch_without_kernel", f"{lost} of {self._kernel_calls} kernel launches have no device row")
+        if len(lost):
+            note("launch_without_kernel", f"{len(lost)} of {self._kernel_calls} kernel launches have no device row")

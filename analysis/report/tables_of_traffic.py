@@ -169,7 +169,8 @@ def matching(report: Report) -> Detail | None:
         methods = ", ".join(sorted(set(frame["method"]) - {""}))
         by = f", by {methods}" if methods else ""
         short = (
-            f"all {int(frame['operations'].sum())} communications of {units.counted(len(frame), 'group')} matched{by}"
+            f"all {units.counted(int(frame['operations'].sum()), 'communication')} of "
+            f"{units.counted(len(frame), 'group')} matched{by}"
         )
     of = "Communications paired across ranks: by which evidence, and how many of them whole."
     return Detail("Matching", of, heads, rows, 2, short=short)

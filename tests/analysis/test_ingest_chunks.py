@@ -101,6 +101,38 @@ def test_our_own_files_also_where_they_end_early(tmp_path: Path, request: pytest
     assert "cut_file" in {item.code for item in expected["health"]}
 
 
+def test_launches_and_their_rows_in_chunks_far_apart(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    def row(cat: str, name: str, ts: int, correlation: int) -> dict[str, Any]:
+        tid = 7 if cat == "kernel" else 1
+        return {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": 0,
+            "tid": tid,
+            "ts": ts,
+            "dur": 1,
+            "args": {"correlation": correlation},
+        }
+
+    filler = [row("cpu_op", "op", 10 * i, 0) for i in range(3000)]
+    rows = [row("cuda_runtime", "cudaGraphLaunch", 50, 1), row("kernel", "a", 60, 1), *filler]
+    rows += [row("kernel", "b", 40, 1)]  # of the same graph, before its call
+    rows += [row("cuda_runtime", "cudaLaunchKernel", 70, 2), row("kernel", "c", 80, 2), *filler]
+    rows += [row("cuda_driver", "cuLaunchKernel", 71, 2), row("cuda_runtime", "cudaLaunchKernel", 90, 3)]  # 3 never ran
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(rows))
+    at_once = everything(open_run(path))
+    assert [item.code for item in at_once["health"]] == ["earlier_than_launch", "launch_without_kernel"]
+    assert (
+        at_once["health"][0].text.startswith("1 device row starts before")
+        and "by up to 10000 ns" in at_once["health"][0].text
+    )
+    assert at_once["health"][1].text.startswith("1 of 4 kernel launches")
+    request.getfixturevalue("small_chunks")
+    assert everything(open_run(path, refresh=True)) == at_once
+
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 CHUNKS = st.lists(
