@@ -17,6 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 """Nothing is loaded, nothing runs: only the page's own style counts."""
 
 MOST_LEDGER_ROWS = 400
+LONGEST_CELL = 120
 LONGEST_TEXT = 600
 
 
@@ -70,13 +71,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int
         tip = f' title="{text(meaning)}"' if meaning else ""
         cells.append(f'<th scope="col"{_aligned(place, numbers_from)}{tip}>{text(name)}</th>')
     body = "".join(
-        "<tr>" + "".join(f"<td{_aligned(i, numbers_from)}>{text(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(_cell(cell, _aligned(i, numbers_from)) for i, cell in enumerate(row)) + "</tr>" for row in rows
     )
     kind = f' class="{style}"' if style else ""
     return (
         f'<div class="scroll"><table{kind}><thead><tr>{"".join(cells)}</tr></thead><tbody>{body}</tbody></table></div>'
     )
+
+
+def _cell(cell: str, aligned: str) -> str:
+    """A name of hundreds of characters (C++ kernels) would make its row as high as the page: the rest is in its tooltip."""
+    if len(cell) <= LONGEST_CELL:
+        return f"<td{aligned}>{text(cell)}</td>"
+    return f'<td{aligned} title="{text(cell)}">{text(cell[: LONGEST_CELL - 1] + "…")}</td>'
 
 
 def _aligned(place: int, numbers_from: int) -> str:
