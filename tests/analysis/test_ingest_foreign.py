@@ -188,7 +188,7 @@ def test_graph_launches_and_launch_doubts(tmp_path: Path) -> None:
     events = run.columns(0)
     assert (events["flags"] & FLAG_GRAPH != 0).sum() == 10 and (events["launch_id"] == 5).sum() == 11
     said = {item.code: item.text for item in run.health.items}
-    assert said["earlier_than_launch"].startswith("1 device rows") and "10000 ns" in said["earlier_than_launch"]
+    assert said["earlier_than_launch"].startswith("1 device row starts") and "10000 ns" in said["earlier_than_launch"]
     assert said["launch_without_kernel"].startswith("1 of 3")
 
 
