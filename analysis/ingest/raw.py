@@ -116,22 +116,6 @@ class Raw:
         }
         return replace(self, columns=columns)
 
-    def own(self, column: str) -> np.ndarray:
-        """The column as an array of its own that may be changed in place."""
-        return own(self.columns, column)
-
-    def ask(self, codes: np.ndarray, question: Callable[[str], Any], missing: Any, dtype: Any) -> np.ndarray:
-        """`question(text)` for every code, asked once of each distinct text; `missing` for -1."""
-        if not len(codes) or is_constant(codes):
-            value = missing if not len(codes) or codes[0] < 0 else question(self.strings[codes[0]])
-            return np.broadcast_to(np.array([value], dtype), len(codes))
-        used = np.zeros(len(self.strings) + 1, bool)
-        used[codes] = True  # -1 is the entry behind the last
-        table = np.full(len(used), missing, dtype)
-        for code in np.flatnonzero(used[:-1]).tolist():
-            table[code] = question(self.strings[code])
-        return table[codes]
-
 
 class Question:
     """A question about texts, asked once of each distinct one, over however many chunks of a file's rows."""

@@ -231,14 +231,13 @@ class _Reader:
                 return ""
 
     def _find_event(self) -> bool:
-        """Go on to the next event in the rest of the file, which ought to hold none."""
+        """Go on to what looks like the next event; False when the rest of the file holds none."""
         while True:
             event = _NEXT_EVENT.search(self._buffer, self._position, self._filled)
             if event:
                 self._position = event.end()
                 return True
             if self._final:
-                self._position = self._filled
                 return False
             self._position = max(self._position, self._filled - self._window // 4)
             self._fill()
@@ -295,18 +294,12 @@ class _Reader:
         self._position = max(self._buffer.find(b"{", self._position, self._filled), self._position) + 1
         if self._wasted > WASTE_LIMIT + self._base:
             self._position = max(self._position, stopped)
-        while True:
-            event = _NEXT_EVENT.search(self._buffer, self._position, self._filled)
-            if event:
-                self._position = event.end()
-                return True
-            if self._final:
-                end = _END_OF_LIST.search(self._buffer, self._position, self._filled)
-                if end:
-                    self._position = end.end() - 1
-                return end is not None
-            self._position = max(self._position, self._filled - self._window // 4)
-            self._fill()
+        if self._find_event():
+            return True
+        end = _END_OF_LIST.search(self._buffer, self._position, self._filled)
+        if end:
+            self._position = end.end() - 1
+        return end is not None
 
     def _grow_strings(self) -> None:
         """Twice the room for strings, up to the cap; then all that are new share one."""
