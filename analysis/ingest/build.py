@@ -19,6 +19,7 @@ from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import rank_writer, store
 from stepscope.analysis.ingest.names_of_files import file_name
 from stepscope.analysis.ingest.rules import load_rules
+from stepscope.analysis.ingest.sizes import odd_sizes
 from stepscope.analysis.ingest.source import watched
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.run import Run
@@ -203,7 +204,7 @@ def _assemble(plan: Plan, entries: list[Entry]) -> dict[str, Any]:
         why = [item["text"] for entry in entries for item in entry["health"]]
         raise StepscopeError(f"no rank of {plan.path} can be read: {'; '.join(why[:3]) or 'there is none'}")
     meta = plan.describe(readable, health)
-    health += missing_ranks(meta, entries)
+    health += [*missing_ranks(meta, entries), *odd_sizes(meta, readable)]
     items = store.health_to_json(health) + [item for entry in entries for item in entry["health"]]
     ranks = [{key: value for key, value in entry.items() if key != "health"} for entry in readable]
     return {"meta": store.meta_to_json(meta), "health": items, "ranks": ranks}

@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS, CounterSample, Raw, Repair, blank, exact_integer
+from stepscope.analysis.ingest.raw import (
+    MISSING,
+    NUMBERS,
+    TEXTS,
+    CounterSample,
+    Raw,
+    Repair,
+    blank,
+    both,
+    exact_integer,
+)
 from stepscope.analysis.ingest.scanner.frame import Frame
 from stepscope.analysis.ingest.text import CONTROL, ENCODING, ESCAPE, decode_text, tolerant_json
 
@@ -25,9 +35,9 @@ Sink = Callable[[Raw], None]
 """Takes the next rows of a file; their codes count in a list of strings that only grows."""
 
 _SAID = {
-    CONTROL: ("control_character", "strings contain raw control characters: kept"),
-    ESCAPE: ("unknown_escape", "strings contain an unknown escape: kept as a backslash"),
-    ENCODING: ("bad_encoding", "strings contain bytes that are no character: shown as U+FFFD"),
+    CONTROL: ("control_character", both("string", "contain", "raw control characters: kept")),
+    ESCAPE: ("unknown_escape", both("string", "contain", "an unknown escape: kept as a backslash")),
+    ENCODING: ("bad_encoding", both("string", "contain", "bytes that are no character: shown as U+FFFD")),
 }
 
 
@@ -168,11 +178,11 @@ class Gatherer:
     def _odd_texts(self) -> list[Repair]:
         """How many values are odd strings, by what is odd about them."""
         repairs = []
-        for what, (code, text) in _SAID.items():
+        for what, (code, texts) in _SAID.items():
             which = [one for one, is_odd in self._odd.items() if is_odd == what and self._uses.get(one)]
             if which:
                 first = int(self._frame.firsts[which].min())
-                repairs.append(Repair(code, text, sum(self._uses[one] for one in which), first))
+                repairs.append(Repair(code, texts, sum(self._uses[one] for one in which), first))
         return repairs
 
 

@@ -137,7 +137,7 @@ class Normalizer:
         note, survey = self._result.note, self._survey
         for repair in beside.repairs:
             touched = ("ledger",) if repair.code in ("lost_event", "long_event", "too_many_texts") else ()
-            note(repair.code, f"{repair.times} {repair.text}", touched, repair.offset)
+            note(repair.code, repair.said, touched, repair.offset)
         for said in odd_header(beside):
             note("odd_header", f"the file's header says {said}, which cannot be: taken as not said", ("ledger",))
         survey.report(note)

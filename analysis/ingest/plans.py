@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 
 from stepscope.analysis.errors import StepscopeError
@@ -12,11 +13,29 @@ from stepscope.analysis.ingest.runs import is_run_directory, plan_run
 
 
 def as_paths(path: str | Path | Sequence[str | Path]) -> list[str]:
-    """One path or several, as a list."""
-    paths = [str(path)] if isinstance(path, str | Path) else [str(one) for one in path]
+    """One path or several, as a list. StepscopeError for none, and for what is no path."""
+    if isinstance(path, str | PathLike):
+        path = [path]
+    if not isinstance(path, Iterable) or isinstance(path, bytes):
+        raise StepscopeError(f"{_shown(path)} is no path: give a run directory or traces, as text or pathlib.Path")
+    paths = []
+    for one in path:
+        text = fspath(one) if isinstance(one, str | PathLike) else one
+        if not isinstance(text, str) or not text:
+            raise StepscopeError(f"{_shown(one)} is no path: give a run directory or traces, as text or pathlib.Path")
+        paths.append(text)
     if not paths:
         raise StepscopeError("no path is given: name a run directory or traces")
     return paths
+
+
+def _shown(value: object) -> str:
+    """What was given, in a few words."""
+    return (
+        repr(value)
+        if isinstance(value, str | bytes | int | float | None)
+        else f"an object of type {type(value).__name__}"
+    )
 
 
 def plan_of(paths: list[str], rules: str | Path | None) -> Plan:

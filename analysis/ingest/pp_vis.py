@@ -14,6 +14,7 @@ from typing import Any
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Entry, Task, broken, written
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
+from stepscope.analysis.units import counted
 
 FIELDS = ("fwd_start", "fwd_end", "bwd_start", "bwd_end")
 CONFIG = "config.json"
@@ -35,6 +36,7 @@ def read_file(task: Task) -> list[Entry]:
     chunks = _whole(config, "vp_size", 1)
     ranks: dict[int, Rows] = {}
     files: dict[int, str] = {}
+    odd: dict[int, list[str]] = {}
     lost: list[Entry] = []
     highest = 0
     for index, path in enumerate((task.path, *task.others)):
@@ -44,7 +46,7 @@ def read_file(task: Task) -> list[Entry]:
         if rank in files:
             raise StepscopeError(f"{files[rank]} and {path} are both rank {rank}: remove one of them")
         try:
-            ranks[rank] = _rows(json.loads(Path(path).read_text(encoding="utf-8")), chunks)
+            ranks[rank], odd[rank] = _rows(json.loads(Path(path).read_text(encoding="utf-8")), chunks)
             files[rank] = path
         except (OSError, ValueError, TypeError, OverflowError) as error:
             lost += broken(Task(task.format, path, rank, task.directory, task.build), str(error))
@@ -55,26 +57,29 @@ def read_file(task: Task) -> list[Entry]:
         result = rank_file(rows, _KINDS, spans, begins, stage=rank % stages)
         if len(ranks) <= stages:
             result.facts |= {"mesh": {"pp": stages}, "coords": {"pp": rank}, "table": _actions(rows)}
+        if odd[rank]:
+            said = counted(len(odd[rank]), "operation ends before it starts", "operations end before they start")
+            result.note("negative_duration", f"{said} (first: {odd[rank][0]}): kept with length 0", ("ledger",))
         own = Task(task.format, files[rank], rank, task.directory, task.build)
         entries.append(written(own, rank, result))
     return entries + lost
 
 
-def _rows(content: Any, chunks: int) -> Rows:
-    """One stage's operations in program order; ValueError says what is wrong."""
+def _rows(content: Any, chunks: int) -> tuple[Rows, list[str]]:
+    """One stage's operations in program order, and which of them end before they start; ValueError says what is wrong."""
     if not is_dump(content):
         raise ValueError(f"it has no iterations with {', '.join(FIELDS)}")
-    rows = Rows()
+    rows, odd = Rows(), []
     for step, iteration in sorted((int(key), value) for key, value in content.items() if str(key).isdigit()):
         operations = []
         for name, prefix in (("forward", "fwd"), ("backward", "bwd")):
             starts, ends = iteration[f"{prefix}_start"], iteration[f"{prefix}_end"]
             if len(starts) != len(ends):
                 raise ValueError(f"iteration {step} has {len(starts)} starts and {len(ends)} ends of {name}")
-            operations += [
-                (round(start * 1e6), round(end * 1e6), name, index if chunks == 1 else -1)
-                for index, (start, end) in enumerate(zip(starts, ends, strict=True))
-            ]
+            for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                operations.append((round(start * 1e6), round(end * 1e6), name, index if chunks == 1 else -1))
+                if end < start:
+                    odd.append(f"{name} {index} of iteration {step}, {start:g} to {end:g} ms")
         for start, end, name, microbatch in sorted(operations):
             rows.step.append(step)
             rows.start.append(start)
@@ -85,7 +90,7 @@ def _rows(content: Any, chunks: int) -> Rows:
             rows.group.append("")
             rows.peer.append(-1)
             rows.seq.append(-1)
-    return rows
+    return rows, odd
 
 
 def _actions(rows: Rows) -> list[list[Any]]:

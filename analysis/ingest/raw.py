@@ -78,13 +78,27 @@ class CounterSample(NamedTuple):
     value: int
 
 
+_OF_ONE = {"are": "is", "were": "was", "do": "does"}
+"""Of a verb whose form for one is not the other with an s."""
+
+
+def both(noun: str, verb: str, rest: str) -> tuple[str, str]:
+    """What to say of one and of several: `string contains ...`, `strings contain ...`."""
+    return f"{noun} {_OF_ONE.get(verb, verb + 's')} {rest}", f"{noun}s {verb} {rest}"
+
+
 class Repair(NamedTuple):
     """Something in a file that is not as it should be: what, how often, and where first (uncompressed byte offset)."""
 
     code: str
-    text: str
+    texts: tuple[str, str]  # of one, of several: what stands behind the number
     times: int
     offset: int
+
+    @property
+    def said(self) -> str:
+        """`1 string contains ...`, `2 strings contain ...`."""
+        return f"{self.times} {self.texts[self.times != 1]}"
 
 
 @dataclass

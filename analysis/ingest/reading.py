@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.ingest.gather import Gatherer, Sink
-from stepscope.analysis.ingest.raw import Raw, Repair
+from stepscope.analysis.ingest.raw import Raw, Repair, both
 from stepscope.analysis.ingest.scanner import codes, machine
 from stepscope.analysis.ingest.scanner.frame import Frame
 from stepscope.analysis.ingest.source import ByteSource
@@ -43,12 +43,12 @@ _NO_LIST = "there is no list of trace events"
 _NO_BRACKET = "the file ends before its closing bracket"
 
 _SAID = {
-    codes.QUOTE: ("raw_quote", "strings contain a raw quotation mark: kept as part of the text"),
-    codes.VALUE: ("unreadable_value", "values are no JSON (NaN, inf, nothing, ...): taken as missing"),
-    codes.COMMA: ("spare_comma", "commas are too many: ignored"),
-    codes.LONG_TEXT: ("long_text", f"strings are longer than {codes.MAX_TEXT} bytes: cut"),
-    codes.SWALLOWED: ("swallowed_event", "values hold what looks like events: kept as one value"),
-    codes.TOO_MANY_TEXTS: ("too_many_texts", "strings came after the table of names was full: their text is lost"),
+    codes.QUOTE: ("raw_quote", both("string", "contain", "a raw quotation mark: kept as part of the text")),
+    codes.VALUE: ("unreadable_value", both("value", "are", "no JSON (NaN, inf, nothing, ...): taken as missing")),
+    codes.COMMA: ("spare_comma", both("comma", "are", "too many: ignored")),
+    codes.LONG_TEXT: ("long_text", both("string", "are", f"longer than {codes.MAX_TEXT} bytes: cut")),
+    codes.SWALLOWED: ("swallowed_event", both("value", "hold", "what looks like events: kept as one value")),
+    codes.TOO_MANY_TEXTS: ("too_many_texts", both("string", "were", "new when the table of names was full: lost")),
 }
 
 
@@ -222,10 +222,17 @@ class _Reader:
                 return cut
             offset = self._base + self._position
             if self._read_pairs():
-                self._lost.append(Repair("second_list", "further lists of events: read as well", 1, offset))
+                self._lost.append(
+                    Repair(
+                        "second_list",
+                        ("further list of events: read as well", "further lists of events: read as well"),
+                        1,
+                        offset,
+                    )
+                )
             elif self._find_event():
                 self._lost.append(
-                    Repair("spare_bracket", "brackets that do not end the list of events: ignored", 1, offset)
+                    Repair("spare_bracket", both("bracket", "do", "not end the list of events: ignored"), 1, offset)
                 )
             else:
                 return ""
@@ -269,26 +276,26 @@ class _Reader:
             self._grow_strings()
             return True
         if status == codes.SYNTAX:
-            return self._resume("lost_event", "events make no sense")
+            return self._resume("lost_event", both("event", "make", "no sense: left out"))
         longest = self._window // _EVENT_SHARE
         if self._filled - self._position > longest:
-            return self._resume("long_event", f"events are longer than {longest} bytes")
+            return self._resume("long_event", both("event", "are", f"longer than {longest} bytes: left out"))
         if not self._final:
             self._fill()
             return True
-        return self._damaged_rest() and self._resume("lost_event", "events make no sense")
+        return self._damaged_rest() and self._resume("lost_event", both("event", "make", "no sense: left out"))
 
     def _damaged_rest(self) -> bool:
         """The rest of the file is no whole event: is something wrong in it (other events follow), or is its end missing?"""
         start = self._buffer.find(b"{", self._position, self._filled)
         return start >= 0 and _NEXT_EVENT.search(self._buffer, start + 1, self._filled) is not None
 
-    def _resume(self, code: str, why: str) -> bool:
+    def _resume(self, code: str, texts: tuple[str, str]) -> bool:
         """Leave out the event at the position; go on at what looks like the next one, or like the end of the list.
 
         The end is only believed where the file ends too: within an event, a list of objects ends like the list of events.
         """
-        self._lost.append(Repair(code, f"{why}: left out", 1, self._base + self._position))
+        self._lost.append(Repair(code, texts, 1, self._base + self._position))
         stopped = int(self._state[codes.STOPPED])
         self._wasted += stopped - self._position
         self._position = max(self._buffer.find(b"{", self._position, self._filled), self._position) + 1
@@ -311,11 +318,11 @@ class _Reader:
 
     def _all_repairs(self) -> list[Repair]:
         repairs = []
-        for kind, (code, text) in _SAID.items():
+        for kind, (code, texts) in _SAID.items():
             times = int(self._frame.repairs[kind])
             first = int(self._frame.repairs[kind + codes.REPAIRS])
             if times:
-                repairs.append(Repair(code, text, times, first))
+                repairs.append(Repair(code, texts, times, first))
         for code in ("lost_event", "long_event", "spare_bracket", "second_list"):
             lost = [repair for repair in self._lost if repair.code == code]
             if lost:

@@ -374,6 +374,28 @@ def test_what_was_repaired_is_in_the_health_report(tmp_path: Path) -> None:
         assert item.offset == text.index('q"uote') and run.health.status == "ok"
 
 
+CONTROL_NAME = '{"ph": "X", "cat": "kernel", "name": "a\x01", "pid": 0, "tid": 7, "ts": 1, "dur": 1}'
+
+
+@pytest.mark.parametrize(
+    ("damaged", "one", "two"),
+    [
+        ('{"name": "q"uote", "ts": 1, "dur": 1}', "1 string contains a raw", "2 strings contain a raw"),
+        ('{"name": "a", "ts": 1, "dur": NaN}', "1 value is no JSON", "2 values are no JSON"),
+        (CONTROL_NAME, "1 string contains raw control", "2 strings contain raw control"),
+        (',{"name": "a", "ts": 1, "dur": 1}', "1 comma is too many", "2 commas are too many"),
+        ('{"ph": "X" [', "1 event makes no sense: left out", "2 events make no sense: left out"),
+    ],
+)
+def test_a_repair_is_said_of_one_and_of_several(tmp_path: Path, damaged: str, one: str, two: str) -> None:
+    whole = json.dumps(row("whole", 0, 1))
+    for times, text in ((1, one), (2, two)):
+        path = tmp_path / f"{times}.json"
+        path.write_text('{"traceEvents": [' + ", ".join([whole, *[damaged, whole] * times]) + "]}")
+        said = [item.text for item in open_run(path).health.items]
+        assert any(line.startswith(text) for line in said), said
+
+
 def test_a_foreign_file_that_was_cut_leaves_all_steps_partial(tmp_path: Path) -> None:
     rows = [step(1, 0, 10), step(2, 10, 10), row("a", 0, 1), row("b", 9, 1)]
     text = json.dumps({"traceEvents": rows})

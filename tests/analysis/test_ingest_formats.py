@@ -289,6 +289,20 @@ def test_odd_configurations_and_values_of_dumps(tmp_path: Path, config: str) -> 
     assert windows(run, 0) == {1: (0, 5_000_000)}
 
 
+def test_operations_of_a_dump_that_end_before_they_start_are_said(tmp_path: Path) -> None:
+    one = {"fwd_start": [0.0, 4], "fwd_end": [1.0, 3.5], "bwd_start": [6], "bwd_end": [5]}
+    straight = {"fwd_start": [0.0, 4], "fwd_end": [1.0, 5], "bwd_start": [6], "bwd_end": [6]}
+    for rank, iteration in enumerate((one, straight)):
+        (tmp_path / f"pp_rank_{rank}.json").write_text(json.dumps({"1": iteration}))
+    run = open_run(tmp_path)
+    (item,) = [item for item in run.health.items if item.code == "negative_duration"]
+    assert item.text == (
+        "2 operations end before they start (first: forward 1 of iteration 1, 4 to 3.5 ms): kept with length 0"
+    )
+    assert item.rank == 0 and item.file == "pp_rank_0.json" and item.touches == ("ledger",)
+    assert run.columns(0, "dur_ns")["dur_ns"].tolist().count(0) == 2
+
+
 def test_two_dumps_of_one_rank_are_refused(tmp_path: Path) -> None:
     one = {"fwd_start": [0.0], "fwd_end": [1.0], "bwd_start": [2], "bwd_end": [3]}
     for place in ("a", "b"):

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trace_files import write_run
 
+import stepscope
+from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.report import analyze
 from stepscope.tracer.schema import RUN_FILE, RunMeta
@@ -90,3 +93,58 @@ def test_a_run_json_with_a_field_that_cannot_be(tmp_path: Path, field: str, valu
     assert run.meta.world_size == 1 and run.ranks == [0]
     (item,) = [item for item in run.health.items if item.code == "no_run_json"]
     assert field in item.text
+
+
+def odd(run: Any) -> dict[str, Any]:
+    return {item.code: item for item in run.health.items}
+
+
+def test_a_mesh_that_is_not_the_world(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run", mesh={"pp": 2, "dp": 2, "ep": 2}))
+    item = odd(run)["odd_mesh"]
+    assert "the mesh (pp 2 x dp 2) has 4 ranks, the run 2" in item.text and item.file == RUN_FILE
+    assert {"pipeline", "volumes", "memory"} <= set(item.touches) and run.health.status == "touched"
+    assert odd(open_run(write_run(tmp_path / "right", mesh={"dp": 2, "ep": 2}))) == {}  # ep is among the ranks of dp
+
+
+def test_a_run_json_that_tells_another_world_than_the_files(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", ranks=(0, 1, 2))  # their headers say 2
+    written = json.loads((path / RUN_FILE).read_text())
+    (path / RUN_FILE).write_text(json.dumps({**written, "world_size": 3, "mesh": {"dp": 3}}))
+    item = odd(open_run(path))["odd_world"]
+    assert "(2 in rank_00000.trace.json.gz, rank_00001.trace.json.gz, rank_00002.trace.json.gz) than 3" in item.text
+    assert {"imbalance_ns", "unsplit_ns", "stragglers"} <= set(item.touches)
+
+
+def test_two_files_that_tell_different_worlds(tmp_path: Path) -> None:
+    for rank, world in enumerate((2, 4)):
+        write(tmp_path / f"rank{rank}.json", [STEP, GEMM], distributedInfo={"rank": rank, "world_size": world})
+    run = open_run(tmp_path)
+    item = odd(run)["odd_world"]
+    assert "different world sizes (2 in rank0.json, 4 in rank1.json): 4 is taken" in item.text
+    assert run.meta.world_size == 4
+
+
+def test_files_that_tell_one_world_or_none_are_not_odd(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [STEP, GEMM], distributedInfo={"rank": 0, "world_size": 2})
+    write(tmp_path / "rank1.json", [STEP, GEMM], distributedInfo={"rank": 1})
+    assert not {"odd_world", "odd_mesh"} & set(odd(open_run(tmp_path)))
+
+
+NO_PATHS: list[Any] = [None, 5, 2.5, True, b"run", [None], ["run", 3], "", [""], object()]
+
+
+@pytest.mark.parametrize("value", NO_PATHS, ids=repr)
+def test_what_is_no_path_is_said(value: Any) -> None:
+    with pytest.raises(StepscopeError, match="is no path: give a run directory or traces"):
+        stepscope.open(value)
+
+
+def test_any_path_like_opens(tmp_path: Path) -> None:
+    class Named:
+        def __fspath__(self) -> str:
+            return str(path)
+
+    path = write_run(tmp_path / "run")
+    for one in (path, str(path), [path], (str(path),), Named()):
+        assert stepscope.open(one).run.ranks == [0, 1]

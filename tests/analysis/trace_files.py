@@ -110,5 +110,7 @@ def write_run(path: Path, ranks: tuple[int, ...] = (0, 1), count: int = 3, **cha
     path.mkdir(parents=True, exist_ok=True)
     (path / RUN_FILE).write_text(meta(**changes).to_json())
     for rank in ranks:
-        (path / rank_file(rank)).write_bytes(b"".join(members(header(rank), usual_steps(rank, count))))
+        (path / rank_file(rank)).write_bytes(
+            b"".join(members(header(rank, changes.get("world_size", 2)), usual_steps(rank, count)))
+        )
     return path
