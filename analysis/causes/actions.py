@@ -91,15 +91,14 @@ def mean_durations(rows: pd.DataFrame) -> dict[str, Fraction]:
     return {str(phase): Fraction(int(total[at]), int(number[at])) for at, phase in enumerate(phases)}
 
 
-def step_durations(rows: pd.DataFrame) -> dict[int | str, dict[str, int]]:
-    """`mean_durations` of every step, in the order in which steps come, to whole ns."""
+def step_durations(rows: pd.DataFrame) -> tuple[list[int | str], dict[str, np.ndarray]]:
+    """Steps in the order in which they come, and `mean_durations` in each of them: phase -> whole ns, 0 where it has none."""
     step, steps = pd.factorize(rows["step"])
     phase, phases = pd.factorize(rows["phase"], sort=True)
-    at = step * len(phases) + phase
-    total, number = np.zeros(len(steps) * len(phases), np.int64), np.bincount(at, minlength=len(steps) * len(phases))
-    np.add.at(total, at, rows["compute_ns"].to_numpy(np.int64))
-    found: dict[int | str, dict[str, int]] = {step_key(label): {} for label in steps}
-    for place in np.flatnonzero(number).tolist():
-        mean = Fraction(int(total[place]), int(number[place]))
-        found[step_key(steps[place // len(phases)])][str(phases[place % len(phases)])] = round(mean)
-    return found
+    total, number = (np.zeros((len(phases), len(steps)), np.int64) for _ in range(2))
+    np.add.at(total, (phase, step), rows["compute_ns"].to_numpy(np.int64))
+    np.add.at(number, (phase, step), 1)
+    whole, rest = np.divmod(total, np.maximum(number, 1))
+    up = (2 * rest > number) | ((2 * rest == number) & (number > 0) & (whole % 2 == 1))  # halves go to even numbers
+    means = whole + up
+    return [step_key(label) for label in steps], {str(name): means[at] for at, name in enumerate(phases)}

@@ -2,8 +2,8 @@
 
 Each wait names the rank that it waited for. That rank is rarely the cause in itself, so the charge moves on twice:
 
-* *at the same instant*: while `r` waits for `q` and `q` itself waits for `p`, the instant is charged to `p` (and so on,
-  never twice through a rank), the rule of definitions.md for waits inside waits;
+* *at the same instant*: while `r` waits for `q` and `q` itself waits for `p`, the instant is charged to `p` (exposed.py),
+  the rule of definitions.md for waits inside waits;
 * *by its history*: where `q` computes while `r` waits, but is late only because it had waited itself before, for longer
   than `r` had, that much goes to those whom `q` had waited for.
 
@@ -13,196 +13,202 @@ are free, as many as the schedule itself needs.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import NamedTuple
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from stepscope.analysis.causes.exposed import Held, Step, WaitTable, holders, places
 
 
-class Wait(NamedTuple):
-    """One exposed wait of one rank: half open, absolute integer ns; `on` is the rank that it waited for."""
+@dataclass(frozen=True)
+class Allowance:
+    """What each pipeline stage waits for each other in the schedule itself: `ns[stage, stage waited for, step]`.
 
-    step: int | str
-    start_ns: int
-    end_ns: int
-    on: int
-    structural: bool = False  # classified as bubble: the schedule's allowance pays for it first
-    match: int = -1
-
-
-@dataclass
-class Blame:
-    """`charged[step][waiting rank][rank at fault]` in ns: exposed time that the one made the other wait.
-
-    `beyond[step][waiting rank]`: the part of it that the ledger calls bubble, the schedule's allowance being used up.
+    The axes of `ns` are places in `stages` (sorted) and in the steps of the waits.
     """
 
-    charged: dict[int | str, dict[int, Counter[int]]] = field(default_factory=dict)
-    beyond: dict[int | str, Counter[int]] = field(default_factory=dict)
-    _cache: dict[int | str, tuple[Counter[int], Counter[int]]] = field(default_factory=dict, repr=False, compare=False)
+    stages: np.ndarray
+    ns: np.ndarray
 
-    def cost_of(self, rank: int, step: int | str | None = None) -> int:
-        """What `rank` made all others wait, in ns, over all steps or in one."""
-        steps = self.charged if step is None else [step]
-        return sum(self._totals(one)[0][rank] for one in steps)
+    @classmethod
+    def none(cls) -> Allowance:
+        """Of a run without pipeline."""
+        return cls(np.empty(0, np.int64), np.zeros((0, 0, 0), np.int64))
 
-    def longest_wait_for(self, rank: int, step: int | str) -> int:
-        """The longest time in ns that one rank waited for `rank` in `step`: about what the step would be shorter by."""
-        return self._totals(step)[1][rank]
-
-    def _totals(self, step: int | str) -> tuple[Counter[int], Counter[int]]:
-        """Per rank at fault in one step: the sum of what the others waited, and the longest of them."""
-        if step not in self._cache:
-            total: Counter[int] = Counter()
-            longest: Counter[int] = Counter()
-            for counter in self.charged.get(step, {}).values():
-                total.update(counter)
-                longest |= counter  # the larger of both
-            self._cache[step] = (total, longest)
-        return self._cache[step]
-
-    def beyond_of(self, rank: int, step: int | str) -> int:
-        """What `rank` waited in `step` for its pipeline beyond the schedule's allowance, ns."""
-        return self.beyond[step][rank] if step in self.beyond else 0
+    def at(self, stage: np.ndarray, on: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Of each (stage, stage waited for, place of a step) the ns that are free; 0 for stages without schedule."""
+        one, other = places(stage, self.stages), places(on, self.stages)
+        answer = np.zeros(len(one), np.int64)
+        known = np.flatnonzero((one >= 0) & (other >= 0))
+        answer[known] = self.ns[one[known], other[known], step[known]]
+        return answer
 
 
-class _Lines:
-    """The waits of each rank, sorted and disjoint, for look-up by time."""
+@dataclass(frozen=True)
+class Blame:
+    """In a step the rank `waiting` waited `ns` through the fault of the rank `fault`: one row each, exposed time, by step.
 
-    def __init__(self, waits: Mapping[int, Sequence[Wait]]) -> None:
-        self.waits = {rank: sorted(line, key=attrgetter("start_ns")) for rank, line in waits.items() if line}
-        self.starts = {rank: [wait.start_ns for wait in line] for rank, line in self.waits.items()}
-        self.ends = {rank: [wait.end_ns for wait in line] for rank, line in self.waits.items()}
+    `step` is a place in `steps`, `waiting` and `fault` are places in `ranks`. `beyond[step, rank]`: what a rank waited for
+    its pipeline when the schedule's allowance was used up, ns.
+    """
 
-    def busy(self, rank: int, start: int, end: int) -> bool:
-        """Whether `rank` computes, or does anything but wait, in all of [start, end)."""
-        starts = self.starts.get(rank)
-        if starts is None:
-            return True
-        last = bisect_left(starts, end) - 1
-        return last < 0 or self.ends[rank][last] <= start
+    steps: Sequence[Step] = ()
+    ranks: Sequence[int] = ()
+    step: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    waiting: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    fault: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    beyond: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
-    def overlapping(self, rank: int, start: int, end: int) -> list[Wait]:
-        """Waits of `rank` that overlap [start, end), in order."""
-        if rank not in self.waits:
-            return []
-        first, last = bisect_right(self.ends[rank], start), bisect_left(self.starts[rank], end)
-        return self.waits[rank][first:last]
+    def costs_of(self, rank: int, steps: Iterable[Step]) -> list[int]:
+        """What `rank` made all others wait in each of these steps, in ns."""
+        return self._picked(self._cost, rank, steps)
+
+    def longest_waits_for(self, rank: int, steps: Iterable[Step]) -> list[int]:
+        """The longest time in ns that one rank waited for `rank` in each step: about what it would be shorter by."""
+        return self._picked(self._longest, rank, steps)
+
+    def beyond_of(self, rank: int, steps: Iterable[Step]) -> list[int]:
+        """What `rank` waited in each step for its pipeline beyond the schedule's allowance, ns."""
+        return self._picked(self.beyond, rank, steps)
+
+    def charged_to(self, ranks: Set[int], steps: Iterable[Step]) -> int:
+        """What these ranks together made all others wait in these steps, ns."""
+        return sum(sum(self.costs_of(rank, steps)) for rank in ranks)
+
+    def _picked(self, table: np.ndarray, rank: int, steps: Iterable[Step]) -> list[int]:
+        """One value a step of one rank; 0 where nobody waited."""
+        if rank not in self._rank_places:
+            return [0 for _ in steps]
+        line = [*table[:, self._rank_places[rank]].tolist(), 0]
+        return [line[self._step_places.get(step, -1)] for step in steps]
+
+    @cached_property
+    def _step_places(self) -> dict[Step, int]:
+        return {step: place for place, step in enumerate(self.steps)}
+
+    @cached_property
+    def _rank_places(self) -> dict[int, int]:
+        return {rank: place for place, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def _cost(self) -> np.ndarray:
+        """Per step and rank at fault, what all others waited."""
+        table = np.zeros((len(self.steps), len(self.ranks)), np.int64)
+        np.add.at(table, (self.step, self.fault), self.ns)
+        return table
+
+    @cached_property
+    def _longest(self) -> np.ndarray:
+        """Per step and rank at fault, what the one waited who waited longest."""
+        table = np.zeros((len(self.steps), len(self.ranks)), np.int64)
+        np.maximum.at(table, (self.step, self.fault), self.ns)
+        return table
 
 
-def _follow(lines: _Lines, on: int, start: int, end: int, seen: frozenset[int], into: Counter[int]) -> None:
-    """Charge [start, end) to `on`, except where `on` waits itself: there to whom it waits for, through no rank twice."""
-    position = start
-    for wait in lines.overlapping(on, start, end):
-        if wait.on in seen or wait.on < 0:
-            continue
-        begin, stop = max(wait.start_ns, position), min(wait.end_ns, end)
-        if stop <= begin:
-            continue
-        into[on] += begin - position
-        _follow(lines, wait.on, begin, stop, seen | {wait.on}, into)
-        position = stop
-    into[on] += end - position
+def blame(waits: WaitTable, allowance: Allowance | None = None, stage_of: Mapping[int, int] | None = None) -> Blame:
+    """Charge every wait to the ranks that caused it. `stage_of`: rank -> stage (-1 where unknown: no allowance)."""
+    ranks = np.unique(np.concatenate((waits.rank, waits.on[waits.on >= 0])))
+    held = _held(waits, ranks)
+    step, rank = waits.step[held.wait], places(waits.rank, ranks)[held.wait]
+    stages = np.array([(stage_of or {}).get(one, -1) for one in ranks.tolist()], np.int64)
+    ns, beyond = held.ns.copy(), np.zeros((len(waits.steps), len(ranks)), np.int64)
+    bubble = np.flatnonzero(waits.structural[held.wait])
+    if len(bubble):
+        keys = (step[bubble], rank[bubble], stages[held.holder[bubble]])
+        ns[bubble] = _unpaid(ns[bubble], keys, stages, allowance or Allowance.none())
+        np.add.at(beyond, keys[:2], ns[bubble])
+    some = np.flatnonzero(ns)
+    charged = _charge(step[some], rank[some], held.holder[some], ns[some])
+    return Blame(list(waits.steps), ranks.tolist(), *charged, beyond)
 
 
-def holders_of(waits: Mapping[int, Sequence[Wait]]) -> dict[int, Counter[int]]:
-    """Whom each one waits for in the end, in ns, by the same-instant rule alone (no allowance, no history)."""
-    lines = _Lines(waits)
-    found: dict[int, Counter[int]] = {}
-    for rank, line in waits.items():
-        held: Counter[int] = Counter()
-        for wait in line:
-            _follow(lines, wait.on, wait.start_ns, wait.end_ns, frozenset((rank, wait.on)), held)
-        held.pop(rank, None)
-        found[rank] = +held
-    return found
+def _held(waits: WaitTable, ranks: np.ndarray) -> Held:
+    """Whom each wait goes back to at the same instants (places in `ranks`), in the order of steps and of the waits' ends."""
+    origin, last = (int(waits.start.min()), int(waits.end.max())) if len(waits) else (0, 0)
+    stretch = last - origin + 1
+    assert stretch * len(ranks) < 1 << 62, "the run is too long for one axis"
+    lane, on = places(waits.rank, ranks), places(waits.on, ranks)
+    base = np.arange(len(ranks), dtype=np.int64) * stretch - origin
+    held = holders(lane, waits.start, waits.end, on, base)
+    by_end = np.lexsort((waits.rank, waits.start, waits.end, waits.step))
+    turn = np.empty(len(waits), np.int64)
+    turn[by_end] = np.arange(len(waits))
+    order = np.argsort(turn[held.wait], kind="stable")  # holders of one wait stay in their order
+    return Held(held.wait[order], held.holder[order], held.ns[order])
 
 
-def _shared(total: int, weights: Counter[int]) -> Counter[int]:
+def _unpaid(ns: np.ndarray, keys: tuple[np.ndarray, ...], stages: np.ndarray, allowance: Allowance) -> np.ndarray:
+    """What the allowance does not pay of structural waits, in the order in which they end.
+
+    `keys`: of each wait its step, the rank, and the stage waited for, all of which share one allowance.
+    """
+    step, rank, on = keys
+    order = np.lexsort((on, rank, step))
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+    first = np.flatnonzero(fresh)
+    past = np.cumsum(ns[order]) - ns[order]  # what was waited before
+    past -= np.repeat(past[first], np.diff(np.append(first, len(order))))
+    free = allowance.at(stages[rank[order]], on[order], step[order])
+    answer = np.empty_like(ns)
+    answer[order] = ns[order] - np.clip(free - past, 0, ns[order])
+    return answer
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def _charge(
+    step: np.ndarray, rank: np.ndarray, holder: np.ndarray, ns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Step, waiting rank, rank at fault and ns of all charges, one row each, by step.
+
+    The rows are what each rank waited for each holder, step after step, in the order in which waits ended: what a rank
+    had waited before is settled when it is needed.
+    """
+    edges = np.append(np.flatnonzero(np.diff(step, prepend=-1)), len(step)).tolist()
+    rows, held, amounts = rank.tolist(), holder.tolist(), ns.tolist()
+    found: list[tuple[int, int, int, int]] = []
+    for low, high in pairwise(edges):
+        place = int(step[low])
+        charged = _charge_step(zip(rows[low:high], held[low:high], amounts[low:high], strict=True))
+        found += [(place, one, fault, part) for one, line in charged.items() for fault, part in line.items()]
+    columns = np.array(found, np.int64).reshape(-1, 4).T
+    return columns[0], columns[1], columns[2], columns[3]
+
+
+def _charge_step(rows: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, int]]:
+    """Waiting rank -> rank at fault -> ns of one step. `rows`: waiting rank, whom for, ns.
+
+    Of what a rank waits for a holder, as much as the holder had itself waited more than the rank is passed on.
+    """
+    charged: dict[int, dict[int, int]] = defaultdict(dict)
+    total: dict[int, int] = defaultdict(int)  # what each rank has been charged for so far
+    for rank, holder, ns in rows:
+        mine, left = charged[rank], ns
+        excess = total[holder] - total[rank]
+        if excess > 0:
+            debts = {other: debt for other, debt in charged[holder].items() if other != rank}
+            if debts:
+                passed = min(ns, excess)
+                for other, part in _shared(passed, debts).items():
+                    if part:
+                        mine[other] = mine.get(other, 0) + part
+                left -= passed
+        if left:
+            mine[holder] = mine.get(holder, 0) + left
+        total[rank] += ns
+    return charged
+
+
+def _shared(total: int, weights: Mapping[int, int]) -> dict[int, int]:
     """`total` ns divided in proportion to `weights`, whole ns, sum exact (the largest weight takes what is left)."""
     whole = sum(weights.values())
-    parts = Counter({rank: total * weight // whole for rank, weight in weights.items()})
+    parts = {rank: total * weight // whole for rank, weight in weights.items()}
     parts[max(weights, key=lambda rank: (weights[rank], -rank))] += total - sum(parts.values())
     return parts
-
-
-def blame(
-    waits: Mapping[int, Sequence[Wait]],
-    allowance: Mapping[int | str, Mapping[tuple[int, int], int]] | None = None,
-    stage_of: Mapping[int, int] | None = None,
-) -> Blame:
-    """Charge every wait to the ranks that caused it.
-
-    `waits`: per rank, disjoint. `allowance[step][(stage, stage waited for)]`: structural ns that each rank of the one
-    stage waits for the other in any case. `stage_of`: rank -> stage (-1 where unknown: no allowance).
-    """
-    lines = _Lines(waits)
-    by_step: dict[int | str, list[Row]] = defaultdict(list)
-    for rank, line in waits.items():
-        for step, start, end, on, structural, _ in line:
-            if on >= 0 and on != rank and end > start:
-                by_step[step].append((end, start, rank, on, structural))
-    result = Blame()
-    for step, rows in by_step.items():
-        rows.sort()
-        beyond: Counter[int] = Counter()
-        free = (allowance or {}).get(step, {})
-        result.charged[step] = _charge_step(lines, rows, free, stage_of or {}, beyond)
-        result.beyond[step] = beyond
-    return result
-
-
-Row = tuple[int, int, int, int, bool]
-"""One wait: end, start, rank, the rank that it waited for, structural."""
-
-
-def _charge_step(
-    lines: _Lines,
-    rows: Sequence[Row],
-    allowance: Mapping[tuple[int, int], int],
-    stage_of: Mapping[int, int],
-    beyond: Counter[int],
-) -> dict[int, Counter[int]]:
-    """One step's waits in the order of their ends: what a rank had waited before is settled when it is needed."""
-    charged: dict[int, Counter[int]] = defaultdict(Counter)
-    total: dict[int, int] = defaultdict(int)  # what each rank has been charged for so far
-    left: dict[tuple[int, int], int] = {}  # (rank, stage waited for) -> structural ns not yet used
-    for end, start, rank, on, structural in rows:
-        held = ((on, end - start),) if lines.busy(on, start, end) else _holders(lines, rank, on, start, end)
-        for holder, ns in held:
-            if structural:
-                key = (rank, stage_of.get(holder, -1))
-                free = left.get(key, -1)
-                if free < 0:
-                    free = allowance.get((stage_of.get(rank, -1), key[1]), 0)
-                left[key] = max(free - ns, 0)
-                ns = max(ns - free, 0)
-                beyond[rank] += ns
-            if ns > 0 and holder != rank:
-                _charge(charged, total, rank, holder, ns)
-    return {rank: counter for rank, counter in charged.items() if counter}
-
-
-def _holders(lines: _Lines, rank: int, on: int, start: int, end: int) -> list[tuple[int, int]]:
-    """(rank, ns): whom a wait of `rank` for `on` goes back to at the same instants, by rank."""
-    holders: Counter[int] = Counter()
-    _follow(lines, on, start, end, frozenset((rank, on)), holders)
-    return sorted(holders.items())
-
-
-def _charge(charged: dict[int, Counter[int]], total: dict[int, int], rank: int, holder: int, ns: int) -> None:
-    """Divide `ns` that `rank` waited for `holder`: what `holder` had itself waited more than `rank` is passed on."""
-    mine, passed = charged[rank], 0
-    excess = total[holder] - total[rank]
-    if excess > 0:
-        debts = Counter({other: debt for other, debt in charged[holder].items() if other != rank and debt > 0})
-        passed = min(ns, excess) if debts else 0
-        if passed:
-            for other, part in _shared(passed, debts).items():
-                if part:
-                    mine[other] += part
-    if ns > passed:
-        mine[holder] += ns - passed
-    total[rank] += ns

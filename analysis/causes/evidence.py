@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.actions import step_durations
-from stepscope.analysis.causes.blame import Blame, Wait, blame, holders_of
+from stepscope.analysis.causes.blame import Allowance, Blame, blame
 from stepscope.analysis.causes.classes import ahead_of
-from stepscope.analysis.causes.pipeline import observed_tables, planned_tables, replay, stage_of
+from stepscope.analysis.causes.exposed import WaitTable, holders
+from stepscope.analysis.causes.pipeline import alike, planned_tables, stage_of
+from stepscope.analysis.causes.plan import PlanReplay, replay
 from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.ledger.decompose import Decomposition, step_column
 from stepscope.analysis.run import Run
@@ -26,52 +28,75 @@ def stages_of(run: Run, decomposition: Decomposition) -> dict[int, int]:
     return found
 
 
-def exposed_waits(decomposition: Decomposition) -> dict[int, list[Wait]]:
-    """Per rank its exposed waits in the common clock; none that blocked nothing, and none that could not be split."""
+def exposed_waits(decomposition: Decomposition) -> WaitTable:
+    """Exposed waits in the common clock; none that blocked nothing, and none that could not be split."""
     matches = decomposition.matches
     table, waits = matches.table, matches.waits
+    place = {step: at for at, step in enumerate(_labels(decomposition))}
     if table is None or waits is None:
-        return {rank: [] for rank in decomposition.time}
+        return WaitTable.joined(list(place), [])
     ranks = np.array([*table.ranks, -1], np.int64)
     shift = table["arrival"] - table["arrival_own"]
-    result: dict[int, list[Wait]] = {}
+    pieces = []
     for rank, time in decomposition.time.items():
         windows, charged = decomposition.windows[rank], time.charged
-        steps = np.array(windows.steps, object)[windows.step_ns > 0]
+        steps = np.array([place[step] for step in windows.steps], np.int64)[windows.step_ns > 0]
         keep = ~charged.nonblocking & waits.split[charged.part]
         start, end, part = charged.start[keep], charged.end[keep], charged.part[keep]
         piece, at = intervals.pairs((start, end), windows.intervals)
-        low = np.maximum(start[piece], windows.intervals[0][at]) + shift[part[piece]]
-        high = np.minimum(end[piece], windows.intervals[1][at]) + shift[part[piece]]
-        on = ranks[waits.straggler[part[piece]]]
-        bubble, match = charged.bubble[keep][piece], matches.match_of_part[part[piece]]
-        columns = (steps[at], low, high, on, bubble, match)
-        result[rank] = list(map(Wait, *(column.tolist() for column in columns)))
-    return result
+        part = part[piece]
+        low = np.maximum(start[piece], windows.intervals[0][at]) + shift[part]
+        high = np.minimum(end[piece], windows.intervals[1][at]) + shift[part]
+        on, match = ranks[waits.straggler[part]], matches.match_of_part[part]
+        pieces.append((np.full(len(part), rank), steps[at], low, high, on, charged.bubble[keep][piece], match))
+    return WaitTable.joined(list(place), pieces)
 
 
-def allowances(run: Run, rows: pd.DataFrame) -> dict[int | str, dict[tuple[int, int], int]]:
-    """Per step, what each stage waits for each other in the schedule itself, ns: the step replayed with mean durations.
+def _labels(decomposition: Decomposition) -> list[int | str]:
+    """The steps of all ranks."""
+    return list(dict.fromkeys(step for windows in decomposition.windows.values() for step in windows.steps))
+
+
+def allowances(run: Run, rows: pd.DataFrame, steps: Sequence[int | str]) -> Allowance:
+    """What each stage waits for each other in the schedule itself: each of `steps` replayed with its mean durations.
 
     The schedule is the planned one of run.json, else the order in which the step ran. `rows`: pipeline.actions(run).
     """
-    planned = planned_tables(run.meta)
-    found: dict[int | str, dict[tuple[int, int], int]] = {}
-    for key, durations in step_durations(rows).items():
-        tables = planned or observed_tables(rows, key)
-        played = replay(tables, durations) if len(tables) > 1 else None
-        if played is not None:
-            lines = {stage: [Wait(0, int(a), int(b), on) for a, b, on in line] for stage, line in played.waits.items()}
-            found[key] = {
-                (stage, holder): ns for stage, held in holders_of(lines).items() for holder, ns in held.items()
-            }
+    planned, place = planned_tables(run.meta), {step: at for at, step in enumerate(steps)}
+    labels, durations = step_durations(rows)
+    found = []
+    for tables, chosen in [(planned, np.arange(len(labels)))] if planned else alike(rows):
+        played = replay(tables, {phase: ns[chosen] for phase, ns in durations.items()}) if len(tables) > 1 else None
+        if played is not None and len(chosen):
+            at = np.array([place[labels[one]] for one in chosen.tolist()], np.int64)
+            found.append((at, np.array(sorted(tables), np.int64), played))
+    if not found:
+        return Allowance.none()
+    stages = np.unique(np.concatenate([one for _, one, _ in found]))
+    ns = np.zeros((len(stages), len(stages), len(steps)), np.int64)
+    for at, among, played in found:
+        own = np.searchsorted(stages, among)
+        ns[np.ix_(own, own, at)] = structural(played, among)
+    return Allowance(stages, ns)
+
+
+def structural(played: PlanReplay, stages: np.ndarray) -> np.ndarray:
+    """What each of `stages` waits for each other in the end, in each step of a schedule: [stage, waited for, step]."""
+    count, waits = len(stages), played.waits
+    length = played.makespan + 1
+    before = count * (np.cumsum(length) - length)  # on the axis, one step after the other and in it stage after stage
+    base = (before[:, None] + length[:, None] * np.arange(count)).ravel()
+    stage, on = (waits.step * count + np.searchsorted(stages, one) for one in (waits.stage, waits.on))
+    held = holders(stage, waits.start, waits.end, on, base)
+    found = np.zeros((count, count, len(length)), np.int64)
+    np.add.at(found, (stage[held.wait] % count, held.holder % count, waits.step[held.wait]), held.ns)
     return found
 
 
-def blame_of(run: Run, decomposition: Decomposition, rows: pd.DataFrame) -> tuple[Blame, Mapping[int, list[Wait]]]:
+def blame_of(run: Run, decomposition: Decomposition, rows: pd.DataFrame) -> tuple[Blame, WaitTable]:
     """Who made whom wait in the run, and the waits that it rests on. `rows`: pipeline.actions(run)."""
     waits = exposed_waits(decomposition)
-    return blame(waits, allowances(run, rows), stages_of(run, decomposition)), waits
+    return blame(waits, allowances(run, rows, waits.steps), stages_of(run, decomposition)), waits
 
 
 def step_starts(decomposition: Decomposition) -> pd.DataFrame:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from statistics import median, quantiles
 
+import numpy as np
+
 from stepscope.analysis import units
 from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, MOST, Ground, finding
 from stepscope.analysis.causes.reasons import bases
@@ -39,7 +41,7 @@ ADVICE = {
 
 def _waits(ground: Ground, rank: int) -> list[int]:
     """The longest wait for `rank` in each counted step, ns."""
-    return [ground.blame.longest_wait_for(rank, step) for step in ground.means.steps]
+    return ground.blame.longest_waits_for(rank, ground.means.steps)
 
 
 def persistently_late(ground: Ground) -> set[int]:
@@ -226,31 +228,29 @@ def _one_off(ground: Ground, one: Straggler, waits: Sequence[int]) -> Finding:
 
 def _longest_wait(ground: Ground, rank: int, step: int | str | None = None) -> dict[str, object]:
     """Step, operation of `rank` and interval of the longest single wait for `rank` in counted steps."""
-    steps = set(ground.means.steps) if step is None else {step}
-    waits = [w for line in ground.waits.values() for w in line if w.on == rank and w.step in steps]
-    if not waits:
+    table, steps = ground.waits, set(ground.means.steps) if step is None else {step}
+    counted = np.array([one in steps for one in table.steps], bool)
+    for_it = np.flatnonzero((table.on == rank) & counted[table.step])
+    if not len(for_it):
         return {"step": step}
-    longest = max(waits, key=lambda w: (w.end_ns - w.start_ns, -w.start_ns))
-    parts = ground.parts[(ground.parts["match_id"] == longest.match) & (ground.parts["rank"] == rank)]
+    length = (table.end - table.start)[for_it]
+    for_it = for_it[length == length.max()]
+    longest = int(for_it[table.start[for_it].argmin()])
+    parts = ground.parts[(ground.parts["match_id"] == table.match[longest]) & (ground.parts["rank"] == rank)]
     op_id = int(parts["op_id"].iloc[0]) if len(parts) else -1
     return {
-        "step": longest.step,
+        "step": table.steps[int(table.step[longest])],
         "op_id": op_id if op_id >= 0 else None,
-        "start_ns": longest.start_ns,
-        "end_ns": longest.end_ns,
+        "start_ns": int(table.start[longest]),
+        "end_ns": int(table.end[longest]),
     }
 
 
 def turns(ground: Ground, named: Set[int]) -> list[Finding]:
     """Imbalance that no single rank explains."""
     imbalance = ground.mean("imbalance_ns")
-    explained = sum(
-        counter[rank]
-        for step in ground.means.steps
-        for counter in ground.blame.charged.get(step, {}).values()
-        for rank in counter
-        if rank in named
-    ) / (len(ground.means.steps) * len(ground.means.ranks))
+    steps, ranks = ground.means.steps, ground.means.ranks
+    explained = ground.blame.charged_to(named, steps) / (len(steps) * len(ranks))
     left = imbalance - explained
     if left < LEAST_TERM * ground.step_ns:
         return []

@@ -14,7 +14,7 @@ from stepscope.analysis.records import Finding
 def bubble(ground: Ground) -> list[Finding]:
     """The bubble that the schedule itself needs: without what stragglers added."""
     p, steps, ranks = ground.pipeline, ground.means.steps, ground.means.ranks
-    beyond = sum(ground.blame.beyond_of(rank, step) for step in steps for rank in ranks)
+    beyond = sum(sum(ground.blame.beyond_of(rank, steps)) for rank in ranks)
     added = beyond / (len(steps) * len(ranks))
     own = ground.mean("bubble_ns") - added
     if p.stages < 2 or own < LEAST_TERM * ground.step_ns:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from stepscope.analysis.causes.blame import Blame, Wait
+from stepscope.analysis.causes.blame import Blame
 from stepscope.analysis.causes.experts import Experts
+from stepscope.analysis.causes.exposed import WaitTable
 from stepscope.analysis.causes.pipeline import Pipeline
 from stepscope.analysis.causes.stragglers import Excess, Straggler
 from stepscope.analysis.causes.summary import Means, counted_rows
@@ -49,7 +50,7 @@ class Ground:
     means: Means
     classes: pd.DataFrame  # classes.COLUMNS
     blame: Blame
-    waits: Mapping[int, Sequence[Wait]]
+    waits: WaitTable
     stragglers: Sequence[Straggler]
     pipeline: Pipeline
     parts: pd.DataFrame  # Matches.parts with `step`

@@ -136,7 +136,7 @@ def _group(
         if one.cause is not None:
             causes[one.cause] += one.cost_ns_per_step
     first = causes.most_common(1)
-    longest = [max(blame.longest_wait_for(rank, step) for rank in ranks) for step in steps]
+    longest = [max(waits) for waits in zip(*(blame.longest_waits_for(rank, steps) for rank in ranks), strict=True)]
     return StragglerGroup(
         by=by,
         name=name,

@@ -9,24 +9,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.actions import WORK_PHASES, mean_durations
+from stepscope.analysis.causes.plan import Slot, replay
 from stepscope.analysis.causes.summary import counted_rows, ratio
 from stepscope.tracer.schema import RunMeta
-
-Time = Fraction | int
-"""A time or duration in virtual time."""
-
-
-class Slot(NamedTuple):
-    """One computation of a schedule: `phase` of WORK_PHASES, virtual stage `chunk` of its rank, `microbatch`."""
-
-    phase: str
-    chunk: int
-    microbatch: int
 
 
 @dataclass(frozen=True)
@@ -111,86 +103,6 @@ def theory(
     return None, None
 
 
-# -- the plan, replayed ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PlanReplay:
-    """A schedule in virtual time: the step's length, and per stage its work and its waits (start, end, waited-for stage).
-
-    Times have the unit of the durations that went in.
-    """
-
-    makespan: Time
-    work: dict[int, Time]
-    waits: dict[int, list[tuple[Time, Time, int]]]
-
-    @property
-    def bubble_of_step(self) -> float | None:
-        """Share of the stages' time that is waiting."""
-        total = self.makespan * len(self.work)
-        return ratio(total - sum(self.work.values()), total)
-
-
-def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Fraction | int]) -> PlanReplay | None:
-    """Run each stage's table in order, each action as soon as its inputs are there; communication is free.
-
-    A forward needs the forward of the virtual stage before it, a backward the one after it (on the last: its own
-    forward), a weight gradient its own backward. Virtual stage of chunk c on stage s of P: c P + s. None for a table
-    that cannot run to its end (another placement of chunks, or a deadlock).
-    """
-    order = {stage: list(table) for stage, table in tables.items()}
-    place = {stage: number for number, stage in enumerate(sorted(order))}
-    virtual = len(order) * (1 + max((slot.chunk for table in order.values() for slot in table), default=0))
-    done: dict[tuple[str, int, int], tuple[Time, int]] = {}  # (phase, virtual stage, microbatch) -> (end, stage)
-    clock: dict[int, Time] = dict.fromkeys(order, 0)
-    work: dict[int, Time] = dict.fromkeys(order, 0)
-    waits: dict[int, list[tuple[Time, Time, int]]] = {stage: [] for stage in order}
-    position = dict.fromkeys(order, 0)
-    moved = True
-    while moved:
-        moved = False
-        for stage, table in order.items():
-            while position[stage] < len(table):
-                slot = table[position[stage]]
-                here = slot.chunk * len(order) + place[stage]
-                needs = [done.get(key) for key in _needs(slot, here, virtual)]
-                if any(need is None for need in needs):
-                    break
-                ready, holder = max((need for need in needs if need), default=(clock[stage], stage))
-                if ready > clock[stage]:
-                    waits[stage].append((clock[stage], ready, holder))
-                begin, length = max(ready, clock[stage]), durations.get(slot.phase, 0)
-                clock[stage] = begin + length
-                work[stage] += length
-                done[(slot.phase, here, slot.microbatch)] = (clock[stage], stage)
-                position[stage] += 1
-                moved = True
-    if any(position[stage] < len(order[stage]) for stage in order):
-        return None
-    makespan = max(clock.values(), default=0)
-    _close(waits, clock, makespan)
-    return PlanReplay(makespan, work, waits)
-
-
-def _needs(slot: Slot, here: int, virtual: int) -> list[tuple[str, int, int]]:
-    """Keys of the actions whose results `slot` on virtual stage `here` needs."""
-    if slot.phase == "forward":
-        return [("forward", here - 1, slot.microbatch)] if here else []
-    if slot.phase == "weight_grad":
-        return [("backward", here, slot.microbatch)]
-    own = [("forward", here, slot.microbatch)]
-    return own if here == virtual - 1 else [*own, ("backward", here + 1, slot.microbatch)]
-
-
-def _close(waits: dict[int, list[tuple[Time, Time, int]]], clock: Mapping[int, Time], end: Time) -> None:
-    """After its last action a stage waits for the stage before it: in a row of steps, for its next first forward."""
-    stages = sorted(clock)
-    for number, stage in enumerate(stages):
-        if clock[stage] < end:
-            waits[stage].append((clock[stage], end, stages[number - 1]))
-
-
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
@@ -218,14 +130,28 @@ def planned_tables(meta: RunMeta) -> dict[int, list[Slot]]:
 
 def observed_tables(rows: pd.DataFrame, step: int | str) -> dict[int, list[Slot]]:
     """Stage -> what its lowest rank computed in `step`, in the order in which it ran."""
-    tables: dict[int, list[Slot]] = {}
-    for _, part in rows[rows["step"] == step].groupby("rank", sort=True):
-        stage = int(part["stage"].iloc[0])
-        slots = [
-            Slot(p, int(c), int(m)) for p, c, m in zip(part["phase"], part["chunk"], part["microbatch"], strict=True)
-        ]
-        tables.setdefault(stage, slots)
-    return tables
+    found = alike(rows[rows["step"] == step])
+    return found[0][0] if found else {}
+
+
+def alike(rows: pd.DataFrame) -> list[tuple[dict[int, list[Slot]], np.ndarray]]:
+    """What the stages computed, and the steps in which they did (places in the order in which steps come).
+
+    Stage -> what its lowest rank computed, in the order in which it ran; steps that ran alike are together.
+    """
+    step, rank = pd.factorize(rows["step"])[0], rows["rank"].to_numpy(np.int64)
+    order = np.lexsort((rank, step))
+    step, rank, stage = step[order], rank[order], rows["stage"].to_numpy(np.int64)[order].tolist()
+    slots = list(map(Slot, *(rows[name].to_numpy()[order].tolist() for name in ("phase", "chunk", "microbatch"))))
+    first = np.ones(len(order), bool)
+    first[1:] = (np.diff(step) != 0) | (np.diff(rank) != 0)
+    tables: list[dict[int, list[Slot]]] = [{} for _ in range(int(step.max(initial=-1)) + 1)]
+    for low, high in pairwise([*np.flatnonzero(first).tolist(), len(order)]):
+        tables[step[low]].setdefault(stage[low], slots[low:high])
+    places: dict[tuple[tuple[int, tuple[Slot, ...]], ...], list[int]] = {}
+    for place, table in enumerate(tables):
+        places.setdefault(tuple((one, tuple(line)) for one, line in table.items()), []).append(place)
+    return [(tables[same[0]], np.array(same, np.int64)) for same in places.values()]
 
 
 def pipeline(meta: RunMeta, ledger: pd.DataFrame, rows: pd.DataFrame) -> Pipeline:
@@ -244,7 +170,8 @@ def pipeline(meta: RunMeta, ledger: pd.DataFrame, rows: pd.DataFrame) -> Pipelin
     microbatches = int(meta.train.get("microbatches") or 0) or int(rows["microbatch"].nunique())
     chunks = int(meta.parallel.get("chunks") or 0) or int(rows["chunk"].max() if len(rows) else 0) + 1
     of_step, of_work = theory(schedule, stages, microbatches, chunks, durations)
-    plan = replay(planned_tables(meta), durations) if durations else None
+    exact = {phase: np.array([one], object) for phase, one in durations.items()}
+    plan = replay(planned_tables(meta), exact) if durations else None
     bubble, work = int(counted["bubble_ns"].sum()), _work(counted, rows)
     return Pipeline(
         schedule=schedule,
@@ -254,7 +181,7 @@ def pipeline(meta: RunMeta, ledger: pd.DataFrame, rows: pd.DataFrame) -> Pipelin
         bubble_of_work=ratio(bubble, work),
         theory_of_step=None if of_step is None else float(of_step),
         theory_of_work=None if of_work is None else float(of_work),
-        planned_of_step=plan.bubble_of_step if plan else None,
+        planned_of_step=plan.bubble_of_step(0) if plan else None,
     )
 
 

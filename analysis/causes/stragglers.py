@@ -67,10 +67,10 @@ def stragglers(
     excess, mean_step = Excess(rows), float(rows["step_ns"].mean())
     found = []
     for rank in ranks:
-        cost = round(sum(blame.cost_of(rank, step) for step in steps) / len(steps))
+        cost = round(sum(blame.costs_of(rank, steps)) / len(steps))
         last = last_arrivals.get(rank, 0)
         if cost or last:
-            waits = [blame.longest_wait_for(rank, step) for step in steps]
+            waits = blame.longest_waits_for(rank, steps)
             wait, peers, cause = sum(waits) / len(steps), peers_of(rank, ranks, group_of), None
             if wait >= NEGLIGIBLE * mean_step:
                 cause, peers = explained(excess, rank, ranks, wait, group_of)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import Timeline
 
 from stepscope.analysis.causes.actions import actions
-from stepscope.analysis.causes.pipeline import Slot, observed_tables, recognise, replay, theory
+from stepscope.analysis.causes.pipeline import observed_tables, recognise, theory
+from stepscope.analysis.causes.plan import Slot, replay
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.report import analyze
 from stepscope.analysis.run import Run
@@ -116,10 +118,10 @@ def test_the_replay_of_a_plan_is_the_simulation_and_the_textbook(
     timed = timed_of(schedule, stages, microbatches, chunks, times)
     tables = {stage: [Slot(*row.action[1:]) for row in rows] for stage, rows in enumerate(timed)}
     exact = {name: Fraction(time) for name, time in times.items()}
-    played = replay(tables, exact)
+    played = replay(tables, {name: np.array([time], object) for name, time in exact.items()})
     assert played is not None
-    assert played.makespan == max(rows[-1].end for rows in timed)
+    assert played.makespan[0] == max(rows[-1].end for rows in timed)
     of_step, of_work = theory(schedule, stages, microbatches, chunks, exact)
-    work = played.work[0]
-    bubble = played.makespan - work
-    assert (bubble / played.makespan, bubble / work) == (of_step, of_work)
+    work = played.work[0][0]
+    bubble = played.makespan[0] - work
+    assert (bubble / played.makespan[0], bubble / work) == (of_step, of_work)

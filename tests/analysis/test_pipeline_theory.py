@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +13,18 @@ from pipeline_runs import PipelineRun, order_of, pipeline_run
 from timelines import Timeline
 
 from stepscope.analysis.causes.actions import actions
-from stepscope.analysis.causes.pipeline import Slot, pipeline, recognise, replay, theory
+from stepscope.analysis.causes.pipeline import pipeline, recognise, theory
+from stepscope.analysis.causes.plan import PlanReplay, Slot, replay
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.report import analyze
 from stepscope.analysis.run import Run
 
 ONE_TWO = {"forward": Fraction(1), "backward": Fraction(2)}
+
+
+def played_once(tables: dict[int, list[Slot]], durations: dict[str, Fraction]) -> PlanReplay | None:
+    """One step, with exact durations."""
+    return replay(tables, {phase: np.array([one], object) for phase, one in durations.items()})
 
 
 def tables(schedule: str, stages: int, microbatches: int) -> dict[int, list[Slot]]:
@@ -29,11 +36,12 @@ def tables(schedule: str, stages: int, microbatches: int) -> dict[int, list[Slot
 
 def test_the_worked_example() -> None:
     # definitions: 1F1B, P 4, M 8, forward 1, backward 2: step 33, bubble 9 a stage, 27.3 % of the step, 37.5 % of the work
-    played = replay(tables("1f1b", 4, 8), ONE_TWO)
+    played = played_once(tables("1f1b", 4, 8), ONE_TWO)
     assert played is not None
-    assert played.makespan == 33
-    assert all(work == 24 for work in played.work.values())
-    assert [sum(end - start for start, end, _ in line) for line in played.waits.values()] == [9, 9, 9, 9]
+    assert played.makespan.tolist() == [33]
+    assert [work.tolist() for work in played.work.values()] == [[24]] * 4
+    _, stage, start, end, _ = played.waits
+    assert [sum((end - start)[stage == one]) for one in range(4)] == [9, 9, 9, 9]
     assert theory("1f1b", 4, 8, 1, {}) == (Fraction(9, 33), Fraction(9, 24))
 
 
@@ -48,12 +56,12 @@ def test_the_worked_example() -> None:
 def test_equal_stages_and_free_communication_give_exactly_the_textbook(
     p: int, m: int, schedule: str, f: int, b: int
 ) -> None:
-    played = replay(tables(schedule, p, m), {"forward": Fraction(f), "backward": Fraction(b)})
+    played = played_once(tables(schedule, p, m), {"forward": Fraction(f), "backward": Fraction(b)})
     assert played is not None
     of_step, of_work = theory(schedule, p, m, 1, {})
     work = m * (f + b)
-    bubble = played.makespan - work
-    assert bubble / played.makespan == of_step
+    bubble = played.makespan[0] - work
+    assert bubble / played.makespan[0] == of_step
     assert bubble / Fraction(work) == of_work
 
 
@@ -79,14 +87,14 @@ def test_an_interleaved_table_runs_over_virtual_stages() -> None:
     # 2 stages, 2 chunks, 2 microbatches, all forwards, then all backwards in reverse
     forwards = [Slot("forward", c, m) for c in range(2) for m in range(2)]
     backwards = [Slot("backward", c, m) for c in (1, 0) for m in range(2)]
-    played = replay({0: forwards + backwards, 1: forwards + backwards}, dict.fromkeys(ONE_TWO, Fraction(1)))
+    played = played_once({0: forwards + backwards, 1: forwards + backwards}, dict.fromkeys(ONE_TWO, Fraction(1)))
     assert played is not None
     # (P-1)/v of a stage's forward and backward: 1 + 1 beside 8 of work
-    assert played.makespan == 10
+    assert played.makespan.tolist() == [10]
 
 
 def test_a_table_that_cannot_run_is_not_guessed() -> None:
-    assert replay({0: [Slot("backward", 0, 0), Slot("forward", 0, 0)], 1: []}, ONE_TWO) is None
+    assert played_once({0: [Slot("backward", 0, 0), Slot("forward", 0, 0)], 1: []}, ONE_TWO) is None
 
 
 @settings(deadline=None)

@@ -14,7 +14,7 @@ from random_timelines import number_rows, random_timeline
 from test_compare import plain_run
 from timelines import Timeline
 
-from stepscope.analysis.causes.blame import Wait, blame, holders_of
+from stepscope.analysis.causes.exposed import Wait, WaitTable, holders
 from stepscope.analysis.compare import compare, noise_band
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.ledger.match import match
@@ -171,25 +171,20 @@ def holder_at(waits: dict[int, list[Wait]], rank: int, instant: int) -> int | No
 @settings(max_examples=200)
 @given(waiting())
 def test_whom_a_wait_goes_back_to_is_decided_instant_by_instant(waits: dict[int, list[Wait]]) -> None:
-    for rank, held in holders_of(waits).items():
+    table = WaitTable.of(waits)
+    held = holders(table.rank, table.start, table.end, table.on, np.arange(len(waits)) * 100)
+    found: dict[int, dict[int, int]] = {rank: {} for rank in waits}
+    for wait, holder, ns in zip(*(column.tolist() for column in held), strict=True):
+        mine = found[int(table.rank[wait])]
+        mine[holder] = mine.get(holder, 0) + ns
+    for rank in waits:
         plain: dict[int, int] = {}
         for one in waits[rank]:
             for instant in range(one.start_ns, one.end_ns):
                 holder = holder_at(waits, rank, instant)
                 if holder is not None and holder != rank:
                     plain[holder] = plain.get(holder, 0) + 1
-        assert dict(held) == plain
-
-
-@settings(max_examples=200)
-@given(waiting())
-def test_blame_charges_every_waited_nanosecond_once_and_nobody_for_himself(waits: dict[int, list[Wait]]) -> None:
-    charged = blame(waits).charged.get(0, {})
-    for rank, line in waits.items():
-        counter = charged.get(rank, {})
-        assert counter.get(rank, 0) == 0
-        assert all(ns > 0 for ns in counter.values())
-        assert sum(counter.values()) == sum(one.end_ns - one.start_ns for one in line)
+        assert found[rank] == plain
 
 
 # -- links -------------------------------------------------------------------------------------------------------------
