@@ -14,7 +14,7 @@ from stepscope.analysis.ingest import open_run
 from stepscope.analysis.records import TERMS
 from stepscope.analysis.report import analyze
 
-SAMPLES = ("dp4", "dp2_pp2_1f1b", "dp2_pp2_gpipe", "dp4_slow_rank")
+SAMPLES = ("dp4", "dp2_pp2_1f1b", "dp2_pp2_gpipe", "dp4_slow_rank", "pp4_slow_stage")
 HERE = Path(__file__).resolve().parent
 
 

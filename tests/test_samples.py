@@ -39,10 +39,11 @@ def test_a_sample_says_what_it_said(sample: Path):
 def test_its_terms_add_up_and_its_command_is_told(sample: Path):
     ledger = analyze(open_run(sample)).ledger
     assert (ledger[[f"{term}_ns" for term in TERMS]].sum(axis=1) == ledger["step_ns"]).all()
-    assert (sample / "command.txt").read_text("utf-8").startswith("stepscope run --dp")
+    assert (sample / "command.txt").read_text("utf-8").startswith(("stepscope run --dp", "stepscope schedule"))
     assert sum(f.stat().st_size for f in sample.rglob("*") if f.is_file()) < MOST_BYTES
 
 
-def test_the_slow_rank_comes_first_among_the_stragglers():
-    first = json.loads((SAMPLES / "dp4_slow_rank" / "expected.json").read_text("utf-8"))["first_straggler"]
-    assert first["rank"] == 1 and first["cause"] == "slower compute"
+@pytest.mark.parametrize(("name", "rank"), [("dp4_slow_rank", 1), ("pp4_slow_stage", 2)])
+def test_the_slow_rank_comes_first_among_the_stragglers(name: str, rank: int):
+    first = json.loads((SAMPLES / name / "expected.json").read_text("utf-8"))["first_straggler"]
+    assert first["rank"] == rank and first["cause"] == "slower compute"

@@ -126,11 +126,19 @@ Time = float | Fraction
 
 
 class Timed(NamedTuple):
-    """A compute action with its virtual times."""
+    """An action with its virtual times: a computation, or a message from when its queue took it up to when it was done."""
 
     action: Action
     start: Time
     end: Time
+
+
+@dataclass
+class Played:
+    """What one stage did: its computations and its messages, each in the order in which they ran."""
+
+    computing: list[Timed] = field(default_factory=list)
+    messages: list[Timed] = field(default_factory=list)
 
 
 QueueOf = Callable[[Action, bool], Hashable]
@@ -140,6 +148,10 @@ QueueOf = Callable[[Action, bool], Hashable]
 def queue_by_role(action: Action, wraps: bool) -> Hashable:
     """The runtime's queues (executor.stream_of): one for each direction and role, messages that go round apart."""
     return action.kind, action.phase, wraps
+
+
+SENDS_OUT = Action("sends out", "other", -1, -1)
+"""The training thread waits until all its sends are out, as the executor does at the end of a step."""
 
 
 @dataclass
@@ -152,7 +164,23 @@ class _Stage:
     queues: dict[Hashable, deque[tuple[Action, Time]]] = field(default_factory=dict)  # posted, not yet done
     free: dict[Hashable, Time] = field(default_factory=dict)  # when the queue's last message was done
     arrived: dict[Action, Time] = field(default_factory=dict)
-    timed: list[Timed] = field(default_factory=list)
+    sent: Time = 0  # when the last send was out
+    played: Played = field(default_factory=Played)
+
+    @property
+    def sending(self) -> bool:
+        """Whether a send is still on its way."""
+        return any(action.kind == "send" for queue in self.queues.values() for action, _ in queue)
+
+    def done(self, key: Hashable, end: Time) -> None:
+        """The message at the head of queue `key` is done at `end`."""
+        action, posted = self.queues[key].popleft()
+        self.played.messages.append(Timed(action, max(posted, self.free.get(key, 0)), end))
+        self.free[key] = end
+        if action.kind == "send":
+            self.sent = max(self.sent, end)
+        else:
+            self.arrived[action] = end
 
 
 def simulate(
@@ -167,12 +195,40 @@ def simulate(
     `durations` gives the time of an action by phase (1 each by default), `transfer` that of a message, in one unit.
     Raises ScheduleError on a deadlock and where a receive would meet another message than its own.
     """
-    durations = durations or {}
+    by_phase = durations or {}
+    played = play(tables, lambda _, action: by_phase.get(action.phase, 1), lambda _, __: transfer, chunks, queue_of)
+    return [stage.computing for stage in played]
+
+
+@dataclass(frozen=True)
+class _World:
+    """What holds for all stages of a simulation."""
+
+    duration_of: Callable[[int, Action], Time]
+    transfer_of: Callable[[int, int], Time]
+    chunks: int
+    queue_of: QueueOf
+
+
+def play(
+    tables: Sequence[Table],
+    duration_of: Callable[[int, Action], Time],
+    transfer_of: Callable[[int, int], Time],
+    chunks: int = 1,
+    queue_of: QueueOf = queue_by_role,
+) -> list[Played]:
+    """Run the tables in virtual time: what each stage computes and sends, where stages and links may differ.
+
+    `duration_of(stage, action)` is the time of a computation, `transfer_of(source stage, destination stage)` that of a
+    message, in one unit. A table may hold SENDS_OUT. A message that takes no time does not hold its sender until the
+    receive is posted. Raises ScheduleError as `simulate` does.
+    """
+    world = _World(duration_of, transfer_of, chunks, queue_of)
     stages = [_Stage(table) for table in tables]
     moving = True
     while moving:
-        advanced = [_advance(stage, number, stages, durations, chunks, queue_of) for number, stage in enumerate(stages)]
-        delivered = [_deliver(number, stages, transfer, chunks, queue_of) for number in range(len(stages))]
+        advanced = [_advance(number, stages, world) for number in range(len(stages))]
+        delivered = [_deliver(number, stages, world) for number in range(len(stages))]
         moving = any(advanced) or any(delivered)
     for number, stage in enumerate(stages):
         waiting = [action for queue in stage.queues.values() for action, _ in queue]
@@ -180,49 +236,47 @@ def simulate(
             raise ScheduleError(f"deadlock: stage {number} never runs {describe(stage.table[stage.position])}")
         if waiting:
             raise ScheduleError(f"deadlock: stage {number} never completes {describe(waiting[0])}")
-    return [stage.timed for stage in stages]
+    return [stage.played for stage in stages]
 
 
-def _advance(
-    stage: _Stage,
-    number: int,
-    stages: Sequence[_Stage],
-    durations: Mapping[str, Time],
-    chunks: int,
-    queue_of: QueueOf,
-) -> bool:
+def _advance(number: int, stages: Sequence[_Stage], world: _World) -> bool:
     """Run the training thread of one stage until it waits; whether it got anywhere."""
+    stage = stages[number]
     begin = stage.position
     while stage.position < len(stage.table):
         action = stage.table[stage.position]
-        if action.kind != "compute":
-            key = queue_of(action, wraps_round(action, number, len(stages), chunks))
+        if action == SENDS_OUT:
+            if stage.sending:
+                break
+            stage.now = max(stage.now, stage.sent)
+        elif action.kind != "compute":
+            key = world.queue_of(action, wraps_round(action, number, len(stages), world.chunks))
             stage.queues.setdefault(key, deque()).append((action, stage.now))
         else:
-            source = source_of(action.phase, Place(number, action.chunk), len(stages), chunks)
+            source = source_of(action.phase, Place(number, action.chunk), len(stages), world.chunks)
             receive = action._replace(kind="receive")
             if source is not None and source.stage != number:
                 if receive not in stage.arrived:
                     break
                 stage.now = max(stage.now, stage.arrived[receive])
             start = stage.now
-            stage.now += durations.get(action.phase, 1)
-            stage.timed.append(Timed(action, start, stage.now))
+            stage.now += world.duration_of(number, action)
+            stage.played.computing.append(Timed(action, start, stage.now))
         stage.position += 1
     return stage.position > begin
 
 
-def _deliver(number: int, stages: Sequence[_Stage], transfer: Time, chunks: int, queue_of: QueueOf) -> bool:
+def _deliver(number: int, stages: Sequence[_Stage], world: _World) -> bool:
     """Complete the sends of one stage whose receive stands at the head of its queue; whether any did."""
     sender, delivered = stages[number], False
     for key, queue in sender.queues.items():
         while queue and queue[0][0].kind == "send":
             action, posted = queue[0]
-            there = destination_of(action.phase, Place(number, action.chunk), len(stages), chunks)
+            there = destination_of(action.phase, Place(number, action.chunk), len(stages), world.chunks)
             if there is None:
                 raise ScheduleError(f"stage {number}: {describe(action)} has no destination")
             receive = action._replace(kind="receive", chunk=there.chunk)
-            receiver, other = stages[there.stage], queue_of(receive, there.chunk != action.chunk)
+            receiver, other = stages[there.stage], world.queue_of(receive, there.chunk != action.chunk)
             if not receiver.queues.get(other):
                 break
             head, ready = receiver.queues[other][0]
@@ -232,9 +286,10 @@ def _deliver(number: int, stages: Sequence[_Stage], transfer: Time, chunks: int,
                         f"stage {there.stage} expects {describe(head)} where stage {number} does {describe(action)}"
                     )
                 break
-            done = max(posted, ready, sender.free.get(key, 0), receiver.free.get(other, 0)) + transfer
-            sender.free[key] = receiver.free[other] = receiver.arrived[receive] = done
-            queue.popleft()
-            receiver.queues[other].popleft()
+            begin = max(posted, ready, sender.free.get(key, 0), receiver.free.get(other, 0))
+            transfer = world.transfer_of(number, there.stage)
+            # a free message is over for its sender at once, as in the textbook: it would hold it up and carry nothing
+            sender.done(key, begin + transfer if transfer else max(posted, sender.free.get(key, 0)))
+            receiver.done(other, begin + transfer)
             delivered = True
     return delivered

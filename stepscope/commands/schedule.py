@@ -1,4 +1,4 @@
-"""`stepscope schedule`: a pipeline schedule drawn before anything runs, with its bubble beside theory."""
+"""`stepscope schedule`: a pipeline schedule drawn before anything runs, with its bubble beside theory, or as a simulated run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ import typer
 
 from stepscope.commands.console import Quiet, console, say_next, wrong_usage
 from stepscope.parallel_runtime.config import SCHEDULES
+from stepscope.parallel_runtime.slow_link import parse_link
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
     from stepscope.parallel_runtime.pp.picture import Segment
+    from stepscope.parallel_runtime.pp.schedules import Table
     from stepscope.parallel_runtime.pp.validator import Timed
 
 STYLES = {"forward": "black on bright_blue", "backward": "black on cyan", "weight_grad": "black on green"}
 MARGIN = len("stage 00  ")
+UNEVEN, SIMULATED = "Uneven stages", "Simulated run"
+NS_PER_MS = 10**6
 
 
 def exact(value: float) -> Fraction:
@@ -50,14 +54,37 @@ def schedule(
         typer.Option(help="The part of backward that are weight gradients, with zb-h1 (half unless given)."),
     ] = None,
     transfer: Annotated[float, typer.Option(help="Time of a message between stages.")] = 0.0,
+    slow_stage: Annotated[int, typer.Option(help="This stage computes longer ...", rich_help_panel=UNEVEN)] = -1,
+    slow_factor: Annotated[
+        float, typer.Option(help="... so many times as long as the others.", rich_help_panel=UNEVEN)
+    ] = 2.0,
+    slow_link: Annotated[
+        str | None,
+        typer.Option(
+            help="What the first of two stages sends to the second, such as 0-1, takes longer ...",
+            rich_help_panel=UNEVEN,
+        ),
+    ] = None,
+    slow_link_time: Annotated[float, typer.Option(help="... by so much a message.", rich_help_panel=UNEVEN)] = 1.0,
     svg_file: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture as SVG.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Write a simulated run to this directory.", rich_help_panel=SIMULATED),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of the simulated run.", rich_help_panel=SIMULATED)] = 4,
+    unit_ms: Annotated[float, typer.Option(help="Milliseconds in its unit of time.", rich_help_panel=SIMULATED)] = 1.0,
+    message_bytes: Annotated[
+        int, typer.Option(help="Bytes of a message between its stages.", rich_help_panel=SIMULATED)
+    ] = 1 << 20,
     quiet: Quiet = False,
 ) -> None:
     """Draw a pipeline schedule before anything runs, with its bubble beside theory and what each stage keeps in memory.
 
-    The table is the one that `stepscope run` would follow, played in virtual time: every stage takes the same time, every
-    message `--transfer`. F is a forward, B a backward (with zb-h1 the gradient of the input only), W the gradients of the
-    weights; the number is the microbatch, a letter behind it the chunk. `-` goes on, `.` waits.
+    The table is the one that `stepscope run` would follow, played in virtual time: every stage takes the same time (one may
+    be slow), every message `--transfer`. F is a forward, B a backward (with zb-h1 the gradient of the input only), W the
+    gradients of the weights; the number is the microbatch, a letter behind it the chunk. `-` goes on, `.` waits.
+
+    With `--out` some steps of it become a run directory, as if it had been recorded, that every other command takes.
 
     Examples:
 
@@ -66,36 +93,79 @@ def schedule(
         stepscope schedule --pp 4 --microbatches 8 --schedule interleaved --chunks 2
 
         stepscope schedule --schedule zb-h1 --forward 1 --backward 2 --svg zb-h1.svg
+
+        stepscope schedule --pp 4 --slow-stage 2 --slow-factor 1.5 --out runs/slow-stage
     """
+    from stepscope.analysis.units import counted
+    from stepscope.parallel_runtime.naming import claim
     from stepscope.parallel_runtime.pp.picture import svg
-    from stepscope.parallel_runtime.pp.validator import plan, simulate
+    from stepscope.parallel_runtime.pp.simulated_run import Pace, SimulatedRun
+    from stepscope.parallel_runtime.pp.validator import plan, play
 
     with wrong_usage():
-        times = {"forward": exact(forward), "backward": exact(backward), "transfer": exact(transfer)}
-        times["weight"] = times["backward"] / 2 if weight is None else exact(weight)
-        for name, time in times.items():
-            if time < 0 or (time == 0 and name in ("forward", "backward")):
-                raise ValueError(f"--{name} {float(time):g} is a time: take a positive number")
-        if times["weight"] > times["backward"]:
-            raise ValueError(f"--weight {float(times['weight']):g} is a part of --backward {backward:g}: take less")
+        times = _times(forward, backward, weight, transfer)
         chunks = (2 if schedule == "interleaved" and pp > 1 else 1) if chunks is None else chunks
         tables = plan(schedule, pp, microbatches, chunks)
-    split = schedule == "zb-h1"
-    durations = {
-        "forward": times["forward"] / chunks,
-        "backward": (times["backward"] - (times["weight"] if split else 0)) / chunks,
-        "weight_grad": times["weight"] / chunks,
-    }
-    timed = simulate(tables, durations, times["transfer"], chunks)
+        durations = _durations(times, chunks, split=schedule == "zb-h1")
+        link = parse_link(slow_link)
+        pace = Pace.of(durations, pp, times["transfer"], slow_stage, exact(slow_factor), link, exact(slow_link_time))
+        _check_link(link, tables, chunks)
+        run = None
+        if out is not None:
+            whole = pace.whole(exact(unit_ms) * NS_PER_MS)
+            run = SimulatedRun(schedule, microbatches, chunks, steps, whole, message_bytes)
+            out = claim(out)
+    timed = [stage.computing for stage in play(tables, pace.duration_of, pace.transfer_of, chunks)]
     title = f"{schedule}: {pp} stages, {microbatches} microbatches" + (f", {chunks} chunks" if chunks > 1 else "")
     if svg_file is not None:
         svg_file.write_text(svg(timed, chunks, title), encoding="utf-8")
-    out = console()
-    out.print(title, markup=False)
-    _draw(timed, chunks, out)
-    _tell(schedule, timed, tables, chunks, durations, out)
+    shown = console()
+    shown.print(title, markup=False)
+    _draw(timed, chunks, shown)
+    _tell(schedule, timed, tables, chunks, durations, shown)
+    if run is not None and out is not None:
+        run.write(out)
+        shown.print(f"\nsimulated run of {counted(steps, 'step')} in {out}", markup=False)
+        say_next(f"stepscope analyze {out}", quiet=quiet)
+        return
     extra = f" --chunks {chunks}" if chunks > 1 else ""
     say_next(f"stepscope run --pp {pp} --microbatches {microbatches} --schedule {schedule}{extra}", quiet=quiet)
+
+
+def _times(forward: float, backward: float, weight: float | None, transfer: float) -> dict[str, Fraction]:
+    """What was typed, exact; ValueError for what is no time."""
+    times = {"forward": exact(forward), "backward": exact(backward), "transfer": exact(transfer)}
+    times["weight"] = times["backward"] / 2 if weight is None else exact(weight)
+    for name, time in times.items():
+        if time < 0 or (time == 0 and name in ("forward", "backward")):
+            raise ValueError(f"--{name} {float(time):g} is a time: take a positive number")
+    if times["weight"] > times["backward"]:
+        raise ValueError(f"--weight {float(times['weight']):g} is a part of --backward {backward:g}: take less")
+    return times
+
+
+def _durations(times: Mapping[str, Fraction], chunks: int, split: bool) -> dict[str, Fraction]:
+    """Phase -> time of one computation of one chunk; `split`: weight gradients are one of their own."""
+    if not split:
+        return {phase: times[phase] / chunks for phase in ("forward", "backward")}
+    return {
+        "forward": times["forward"] / chunks,
+        "backward": (times["backward"] - times["weight"]) / chunks,
+        "weight_grad": times["weight"] / chunks,
+    }
+
+
+def _check_link(link: Sequence[int], tables: Sequence[Table], chunks: int) -> None:
+    """ValueError where no message crosses the link."""
+    from stepscope.parallel_runtime.pp.schedules import Place, destination_of
+
+    if not link:
+        return
+    source, target = link
+    sends = (action for action in tables[source] if action.kind == "send")
+    ends = (destination_of(a.phase, Place(source, a.chunk), len(tables), chunks) for a in sends)
+    if not any(end is not None and end.stage == target for end in ends):
+        raise ValueError(f"slow-link {source}-{target}: stage {source} sends nothing to stage {target}")
 
 
 def _draw(timed: Sequence[Sequence[Timed]], chunks: int, out: Any) -> None:
@@ -158,7 +228,8 @@ def _tell(
     microbatches = len({action.microbatch for action in tables[0]})
     of_step, of_work = theory(schedule, len(timed), microbatches, chunks, durations)
     bubble = 1 - sum(work) / (end * len(timed))
+    free = "free messages" if len(set(work)) == 1 else "equal stages and free messages"
     out.print(
         f"\nstep {float(end):g}: bubble {percent(bubble)} of the step, {percent(bubble / (1 - bubble))} of the work"
-        f" (theory, with free messages: {percent(of_step)}, {percent(of_work)})"
+        f" (theory, with {free}: {percent(of_step)}, {percent(of_work)})"
     )

@@ -14,12 +14,13 @@ from stepscope.__main__ import status_of
 from stepscope.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = ("dp4", "dp4_slow_rank", "dp2_pp2_1f1b", "dp2_pp2_gpipe")
+SAMPLES = ("dp4", "dp4_slow_rank", "dp2_pp2_1f1b", "dp2_pp2_gpipe", "pp4_slow_stage")
 OTHER = {
     "dp4": "dp4_slow_rank",
     "dp4_slow_rank": "dp4",
     "dp2_pp2_1f1b": "dp2_pp2_gpipe",
     "dp2_pp2_gpipe": "dp2_pp2_1f1b",
+    "pp4_slow_stage": "dp2_pp2_1f1b",
     "kineto-cpu-only": "kineto-old-schema",
     "kineto-dlrm-8rank": "kineto-sampled-2of128",
     "kineto-mi250": "kineto-mi300-resnet",
