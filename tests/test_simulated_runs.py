@@ -158,6 +158,16 @@ def test_messages_are_split_into_waiting_and_transferring(simulate: Simulate) ->
     assert set(messages["transfer_ns"]) == {MS // 2}
 
 
+@pytest.mark.parametrize("transfer", ["0.1", "0.25"])
+@pytest.mark.parametrize("schedule", TEXTBOOK)
+def test_messages_make_no_stragglers_of_equal_stages(simulate: Simulate, schedule: str, transfer: str) -> None:
+    """What messages add to the waits is the schedule's with such messages, nobody's fault."""
+    report = stepscope.open(simulate("slow", "--schedule", schedule, "--transfer", transfer)).report
+    assert report.health.status == "ok" and report.findings[0].text.startswith("The pipeline bubble takes")
+    assert not any("keeps others waiting" in one.text or "late ranks" in one.text for one in report.findings)
+    assert all(one.cost_ns_per_step <= float(transfer) * MS for one in report.stragglers)  # at most one message a step
+
+
 # -- uneven stages -------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +186,10 @@ def test_a_slow_stage_costs_what_it_must(simulate: Simulate) -> None:
     assert terms_of(opened, 1) == {"step": 27, "compute": 24, "bubble": 3}
     first, second = opened.report.findings
     # with mean durations (1.5 and 3 ms) stage 0 would wait 3 + 1.5 for stage 1 in any case: 10.5 are beyond that
-    assert (first.rank, first.cost_ns_per_step) == (1, 10_500_000) and "slower compute, 12 ms more" in first.text
+    assert (first.rank, first.cost_ns_per_step) == (
+        1,
+        10_500_000,
+    ) and "slower compute, 12 ms more (8 ms of it in backward) than the other stages" in first.text
     # 9 ms of mean bubble, of which late ranks add 10.5 / 2
     assert second.text.startswith("The pipeline bubble takes 3.75 ms") and "lengthen it by 5.25 ms" in second.text
     assert opened.report.stragglers[0].rank == 1 and opened.report.stragglers[0].cause == "slower compute"

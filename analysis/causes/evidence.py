@@ -16,6 +16,7 @@ from stepscope.analysis.causes.pipeline import alike, planned_tables, stage_of
 from stepscope.analysis.causes.plan import PlanReplay, replay
 from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.ledger.decompose import Decomposition, step_column
+from stepscope.analysis.ledger.parts import PIPELINE, RECEIVE
 from stepscope.analysis.run import Run
 
 
@@ -57,18 +58,23 @@ def _labels(decomposition: Decomposition) -> list[int | str]:
     return list(dict.fromkeys(step for windows in decomposition.windows.values() for step in windows.steps))
 
 
-def allowances(run: Run, rows: pd.DataFrame, steps: Sequence[int | str]) -> Allowance:
+def allowances(
+    run: Run, rows: pd.DataFrame, steps: Sequence[int | str], transfer: np.ndarray | None = None
+) -> Allowance:
     """What each stage waits for each other in the schedule itself: each of `steps` replayed with its mean durations.
 
-    The schedule is the planned one of run.json, else the order in which the step ran. `rows`: pipeline.actions(run).
+    `transfer`: what a message between stages takes in each of them (free unless given). The schedule is the planned one of
+    run.json, else the order in which the step ran. `rows`: pipeline.actions(run).
     """
     planned, place = planned_tables(run.meta), {step: at for at, step in enumerate(steps)}
     labels, durations = step_durations(rows)
     found = []
     for tables, chosen in [(planned, np.arange(len(labels)))] if planned else alike(rows):
-        played = replay(tables, {phase: ns[chosen] for phase, ns in durations.items()}) if len(tables) > 1 else None
+        at = np.array([place[labels[one]] for one in chosen.tolist()], np.int64)
+        message = None if transfer is None else transfer[at]
+        means = {phase: ns[chosen] for phase, ns in durations.items()}
+        played = replay(tables, means, message) if len(tables) > 1 else None
         if played is not None and len(chosen):
-            at = np.array([place[labels[one]] for one in chosen.tolist()], np.int64)
             found.append((at, np.array(sorted(tables), np.int64), played))
     if not found:
         return Allowance.none()
@@ -78,6 +84,23 @@ def allowances(run: Run, rows: pd.DataFrame, steps: Sequence[int | str]) -> Allo
         own = np.searchsorted(stages, among)
         ns[np.ix_(own, own, at)] = structural(played, among)
     return Allowance(stages, ns)
+
+
+def message_times(decomposition: Decomposition, steps: Sequence[int | str]) -> np.ndarray:
+    """Median time in ns that messages between stages were transferring in each of `steps`, 0 where there is none."""
+    table, waits = decomposition.matches.table, decomposition.matches.waits
+    found = np.zeros(len(steps), np.int64)
+    if table is None or waits is None:
+        return found
+    chosen = (table["axis"] == PIPELINE) & (table["collective"] == RECEIVE) & waits.split & ~waits.violation
+    rows = np.flatnonzero(chosen & (waits.present > 1))
+    ranks = np.array(table.ranks, np.int64)[table["rank"][rows]]
+    step = pd.Series(steps_at(decomposition, ranks, table["arrival"][rows]), dtype="object")
+    medians = pd.Series((table["end"] - waits.wait_end)[rows]).groupby(step).median()
+    place = {one: at for at, one in enumerate(steps)}
+    for one, ns in medians.items():
+        found[place[one]] = round(ns)  # type: ignore[index]  # a step
+    return found
 
 
 def structural(played: PlanReplay, stages: np.ndarray) -> np.ndarray:
@@ -96,7 +119,8 @@ def structural(played: PlanReplay, stages: np.ndarray) -> np.ndarray:
 def blame_of(run: Run, decomposition: Decomposition, rows: pd.DataFrame) -> tuple[Blame, WaitTable]:
     """Who made whom wait in the run, and the waits that it rests on. `rows`: pipeline.actions(run)."""
     waits = exposed_waits(decomposition)
-    return blame(waits, allowances(run, rows, waits.steps), stages_of(run, decomposition)), waits
+    allowed = allowances(run, rows, waits.steps, message_times(decomposition, waits.steps))
+    return blame(waits, allowed, stages_of(run, decomposition)), waits
 
 
 def step_starts(decomposition: Decomposition) -> pd.DataFrame:

@@ -17,6 +17,9 @@ from stepscope.analysis.records import Finding
 STANDS_OUT = 1.5
 """A straggler costs at least this many times what the median rank costs; less is the ranks' taking turns."""
 
+NEARLY_ALL = 0.9
+"""A phase with this share of what a rank computes longer is told as all of it."""
+
 ALIKE = 3
 """So many late ranks of one stage with one cause are told in one sentence."""
 
@@ -210,7 +213,10 @@ def _why(ground: Ground, one: Straggler, shown: Shown | None) -> str:
             if set(part["rank"]) >= {one.rank, *peers}
         }
         most = max(by_phase, key=lambda name: by_phase[name], default="")
-        phase = f" in {most.replace('_', ' ')}" if most and most != "other" and by_phase[most] > excess / 2 else ""
+        if most and most != "other" and by_phase[most] > excess / 2:
+            where = f"in {most.replace('_', ' ')}"
+            nearly_all = by_phase[most] >= NEARLY_ALL * excess
+            phase = f" {where}" if nearly_all else f" ({units.duration(by_phase[most])} of it {where})"
     return f": {one.cause}, {units.duration(excess)} more{phase} than {than}"
 
 

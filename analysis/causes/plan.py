@@ -1,7 +1,7 @@
 """A schedule in virtual time: each stage runs its table in order, each action as soon as its inputs are there.
 
-Communication is free. One table is played for many steps at once: what runs after what is found once, and each time is an
-array with a value a step.
+A message between stages takes what it is told to, else nothing. One table is played for many steps at once: what runs after
+what is found once, and each time is an array with a value a step.
 """
 
 from __future__ import annotations
@@ -51,23 +51,28 @@ class PlanReplay:
         return ratio(total - work, total)
 
 
-def replay(tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Times]) -> PlanReplay | None:
+def replay(
+    tables: Mapping[int, Sequence[Slot]], durations: Mapping[str, Times], transfer: Times | None = None
+) -> PlanReplay | None:
     """Run each stage's table. `durations`: phase -> time of one action in each step; a phase that is missing takes none.
 
-    None for tables that cannot run to their end (another placement of chunks, or a deadlock).
+    `transfer`: time of a message between stages in each step; while it is on its way nobody waits. None for tables that
+    cannot run to their end (another placement of chunks, or a deadlock).
     """
     order = _order(tables)
     if order is None:
         return None
     none: Times = next((0 * one for one in durations.values()), np.zeros(1, np.int64))
     done: dict[_Key, tuple[Times, int]] = {}  # -> (its end, its stage)
+    message = none if transfer is None else transfer
     clock, work = dict.fromkeys(tables, none), dict.fromkeys(tables, none)
     waits: list[tuple[int, Times, Times, Times]] = []
     for stage, action in order:
         begin = clock[stage]
         if action.needs:
-            ready, holder = _latest([done[key] for key in action.needs])
-            waits.append((stage, begin, ready, holder))
+            ends = [done[key] for key in action.needs]
+            ready, holder = _latest([(end if of == stage else end + message, of) for end, of in ends])
+            waits.append((stage, begin, np.where(holder == stage, ready, ready - message), holder))
             begin = np.maximum(ready, begin)
         length = durations.get(action.key[0], none)
         clock[stage] = begin + length

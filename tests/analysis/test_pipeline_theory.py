@@ -159,3 +159,13 @@ def test_without_stages_there_is_no_pipeline() -> None:
         "theory_of_work": None,
         "planned_of_step": None,
     }
+
+
+def test_messages_that_take_time_are_no_waits() -> None:
+    """Forward 2, backward 4, messages 1: stage 0 computes 0-2 and 10-14, stage 1 from 3 to 9; 2-3 and 9-10 are transfer."""
+    times = {name: np.array([2 * ns], np.int64) for name, ns in (("forward", 1), ("backward", 2))}
+    played = replay(tables("1f1b", 2, 1), times, np.array([1], np.int64))
+    assert played is not None and played.makespan.tolist() == [14]
+    waits = played.waits
+    found = zip(waits.stage.tolist(), waits.start.tolist(), waits.end.tolist(), waits.on.tolist(), strict=True)
+    assert sorted(found) == [(0, 2, 9, 1), (1, 0, 2, 0), (1, 9, 14, 0)]
