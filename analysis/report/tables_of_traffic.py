@@ -114,7 +114,12 @@ def ratios(report: Report) -> Detail | None:
     return Detail("Compute beside communication", "By mesh axis; means of a rank and step.", heads, rows)
 
 
+NO_THEORY = "There is no theory beside it: the run does not say its model, layout and batch."
+
+
 def volumes(report: Report) -> Detail | None:
+    if bool((report.volumes["verdict"] == "").all()):
+        return _recorded(report)
     heads = (
         *("stage", "axis", "strategy", "collective"),
         *("operations|Of a rank and step.", "theory"),
@@ -134,6 +139,30 @@ def volumes(report: Report) -> Detail | None:
     agreed = len(frame) and bool(frame["verdict"].isin(AGREEING).all())
     short = _agreement(frame) if agreed else ""
     return Detail("Volumes", of, heads, rows, 4, page_only=("operations", "theory"), short=short)
+
+
+def _recorded(report: Report) -> Detail:
+    """The volumes of a run that theory knows nothing of: what was recorded, without the columns in which nothing was."""
+    heads = (
+        *("stage", "axis", "strategy", "collective"),
+        "operations|Of a rank and step.",
+        "bytes|Of their messages, of a rank and step.",
+        "sent|Bytes that a rank sends in a step.",
+    )
+    rows = [
+        [
+            str(row["stage"]) if row["stage"] >= 0 else units.DASH,
+            *(word(str(row[name]).replace("_", "-")) for name in ("axis", "strategy", "collective")),
+            units.count(row["operations"]),
+            *(units.size(row[name]) for name in ("bytes", "sent_bytes")),
+        ]
+        for _, row in report.volumes.iterrows()
+    ]
+    kept = [i for i, head in enumerate(heads) if head == "collective" or any(row[i] != units.DASH for row in rows)]
+    numbers_from = sum(i < 4 for i in kept)
+    of = "Communication of a rank and step, as recorded. A dash: not recorded of all of them."
+    shown = [[row[i] for i in kept] for row in rows]
+    return Detail("Volumes", of, [heads[i] for i in kept], shown, numbers_from, note=NO_THEORY)
 
 
 def _agreement(frame: pd.DataFrame) -> str:

@@ -15,9 +15,13 @@ from pipeline_runs import pipeline_run
 from rich.console import Console
 from timelines import Timeline
 
+from stepscope.analysis import units
 from stepscope.analysis.records import Health, HealthItem
 from stepscope.analysis.report import Report, analyze, html, svg, view
+from stepscope.analysis.report.details import details
 from stepscope.analysis.report.differences import markdown, print_comparison
+from stepscope.analysis.report.html import to_html
+from stepscope.analysis.report.tables import Detail
 from stepscope.analysis.report.terminal import STYLES, clean, print_report
 
 EVIL = '<script>alert("x")</script>&\x1b[31m'
@@ -63,6 +67,40 @@ def test_agreement_with_theory_is_claimed_only_of_what_theory_says(report: Repor
     frame.loc[0, ["bytes_theory", "sent_bytes_theory"]] = None
     shown = " ".join(printed(replace(report, volumes=frame), 160).split())
     assert "as predicted: bytes of 1 and operations of 2 of 2 kinds of communication" in shown
+
+
+def volume_table(report: Report, frame: pd.DataFrame) -> Detail:
+    (table,) = [one for one in details(replace(report, volumes=frame)) if one.title == "Volumes"]
+    return table
+
+
+def test_without_theory_the_volumes_are_what_was_recorded(report: Report) -> None:
+    """No empty columns: only what is known of all or of some, and one line that says why there is no theory."""
+    nothing = dict.fromkeys(("operations_theory", "bytes_theory", "sent_bytes_theory"))
+    bare = {"stage": -1, "axis": "", "strategy": "", "verdict": "", "bytes": None, "sent_bytes": None, **nothing}
+    rows = [{**bare, "collective": "all_reduce", "operations": 3.0}, {**bare, "collective": "", "operations": 2.5}]
+    table = volume_table(report, pd.DataFrame(rows))
+    assert table.narrow() == (["collective", "operations"], [["all-reduce", "3"], [units.DASH, "2.5"]])
+    assert table.note == "There is no theory beside it: the run does not say its model, layout and batch."
+
+    rows[0] |= {"axis": "dp", "bytes": 2e6, "sent_bytes": 1.5e6}
+    heads, shown = volume_table(report, pd.DataFrame(rows)).narrow()
+    assert heads == ["axis", "collective", "operations", "bytes", "sent"]
+    assert shown == [
+        ["dp", "all-reduce", "3", "2 MB", "1.5 MB"],
+        [units.DASH, units.DASH, "2.5", units.DASH, units.DASH],
+    ]
+    text = printed(replace(report, volumes=pd.DataFrame(rows)), 160)
+    assert "There is no theory beside it" in text and "difference" not in text
+    assert "There is no theory beside it" in to_html(replace(report, volumes=pd.DataFrame(rows)))
+
+
+def test_with_theory_the_volumes_stand_beside_it(report: Report) -> None:
+    columns = {"stage": 0, "axis": "dp", "strategy": "dp", "collective": "all_reduce", "verdict": "2 bytes more"}
+    known = {"operations": 4.0, "bytes": 8.0, "sent_bytes": 4.0}
+    frame = pd.DataFrame([{**columns, **known, **{f"{name}_theory": value for name, value in known.items()}}])
+    table = volume_table(report, frame)
+    assert "difference" in table.narrow()[0] and table.note == ""
 
 
 def test_health_comes_first_and_everything_is_there(report: Report) -> None:
