@@ -12,6 +12,9 @@ import numpy as np
 Intervals = tuple[np.ndarray, np.ndarray]
 """(starts, ends), int64 ns, half open."""
 
+SLICE = 1 << 16
+"""Intervals of a set from which another is subtracted at a time."""
+
 EMPTY: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -118,7 +121,11 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     """Instants of `a` that `b` does not hold."""
     if a[0].size == 0 or b[0].size == 0:
         return a
+    if a[0].size > SLICE:
+        slices = (slice(at, at + SLICE) for at in range(0, a[0].size, SLICE))
+        return appended([subtract((a[0][part], a[1][part]), b) for part in slices])
     low, high = int(a[0][0]), int(a[1][-1])
+    b = clip(b, low, high)
     if b[0].size > 8 * a[0].size:  # only those of `b` that meet `a`
         met = np.unique(pairs(a, b)[1])
         b = b[0][met], b[1][met]

@@ -7,9 +7,9 @@
 
 The ranks are made from a real trace, repeated in time with its ids counted on. Every reader runs in a process of its own
 that parses, decomposes and computes overlap; what is compared is the CPU time and the peak memory of that process, and
-only as ratios of one run. CPU time is that of the process and of its workers, peak memory that of its largest process. HTA
-(`traceinsight` 0.6.1 and `holistictraceanalysis` 0.5.0) lives in environments of its own,
-which are made where there are none.
+only as ratios of one run. CPU time is that of the process and of its workers, peak memory that of its largest process.
+Byte code is kept by all of them, as it is wherever nothing forbids that. HTA (`traceinsight` 0.6.1 and
+`holistictraceanalysis` 0.5.0) lives in environments of its own, which are made where there are none.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ OURS = """
 import json, sys, time
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.ledger.decompose import decompose
-from stepscope.analysis.ledger.overlap import overlap
+from stepscope.analysis.ledger.overlap import overlap_columns
 begin = time.perf_counter()
 run = open_run(sys.argv[1:])
 opened = time.perf_counter()
 decomposition = decompose(run)
-overlap(run, decomposition)
+overlapped = overlap_columns(decomposition)
 assert len(run.ranks) == len(sys.argv) - 1
-assert len(decomposition.ledger) and decomposition.ledger["step_ns"].sum() > 0
+assert decomposition.columns["step_ns"].sum() > 0 and overlapped["transfer_ns"].sum() > 0
 print(json.dumps({"open_s": opened - begin}))
+"""
+FRAMES = """
+from stepscope.analysis.ledger.overlap import overlap
+assert len(decomposition.ledger) and len(overlap(run, decomposition)) == len(overlapped["step"])
 """
 THEIRS = """
 import sys
@@ -120,17 +124,24 @@ def measure(
 
 
 def ours(traces: list[Path], events: int, work: Path, cold: bool) -> list[Measured]:
-    """First read (cold and warm) and second read."""
-    python, results = Path(sys.executable), []
-    first = {"XDG_CACHE_HOME": str(work / f"cache-{len(traces)}-{events}")}
+    """First read (cold and warm), second read, and a first read whose ledger and overlap become DataFrames."""
+    kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(work.parent / "byte-code")}
+    results: list[Measured] = []
+
+    def run(reader: str, program: str, store: str, **environment: str) -> Measured:
+        environment |= kept | {"XDG_CACHE_HOME": str(work / store)}
+        return measure(reader, traces, events, Path(sys.executable), program, environment)
+
     if cold:
-        compiled = {"NUMBA_CACHE_DIR": str(work / "machine-code"), "XDG_CACHE_HOME": str(work / "cache-cold")}
-        results.append(measure("stepscope, first ever (compiles)", traces, events, python, OURS, compiled))
-    else:
-        warm_up = "from stepscope.analysis.ingest.reading import prepare; prepare()"
-        measure("prepare", [], 0, python, warm_up, {})
-    results.append(measure("stepscope, first read", traces, events, python, OURS, first))
-    results.append(measure("stepscope, second read", traces, events, python, OURS, first))
+        run("warm up", "import numba, pandas, stepscope.analysis.report", "none")
+        results.append(
+            run("stepscope, first ever (compiles)", OURS, "cold", NUMBA_CACHE_DIR=str(work / "machine-code"))
+        )
+    run("warm up", "from stepscope.analysis.ingest.reading import prepare; prepare()", "none")
+    results.append(run("stepscope, first read", OURS, "first"))
+    results.append(run("stepscope, second read", OURS, "first"))
+    if len(traces) == 1 and events < MOST_FOR_HTA:
+        results.append(run("stepscope, first read, as DataFrames", OURS + FRAMES, "frames"))
     return results
 
 

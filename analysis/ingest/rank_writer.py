@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.analysis.ingest.store import counters_file, events_file, strings_file
+from stepscope.analysis.ingest.store import counters_file, events_file, plain_memory, strings_file
 from stepscope.analysis.run import Columns, RankData
 from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, Lane
 
@@ -115,22 +116,24 @@ class _Parquet:
         fields = [(name, pa.type_for_alias(types[name]) if name in types else pa.string()) for name in columns]
         self._schema = pa.schema(fields, {"stepscope_build": build})
         delta = {name: "DELTA_BINARY_PACKED" for name in columns if name in DELTA_COLUMNS}
-        self._writer = pq.ParquetWriter(
-            self._under_way,
-            self._schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            column_encoding=delta or None,
-            write_statistics=False,  # nobody asks for them: rows are found by their order
-        )
+        with plain_memory():
+            self._writer = pq.ParquetWriter(
+                self._under_way,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                column_encoding=delta or None,
+                write_statistics=False,  # nobody asks for them: rows are found by their order
+            )
 
     def __enter__(self) -> _Parquet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
-            self._writer.close()
+            with plain_memory():
+                self._writer.close()
             os.replace(self._under_way, self._path)
             return
         with suppress(OSError):  # a full disk has been told of already
@@ -139,16 +142,23 @@ class _Parquet:
 
     def write(self, columns: dict[str, Any]) -> None:
         """A row group."""
-        self._writer.write_table(self._table(columns), row_group_size=ROW_GROUP)
+        with plain_memory():
+            self._writer.write_table(self._table(columns), row_group_size=ROW_GROUP)
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
         import pyarrow as pa
 
-        arrays = [
-            # of buffers: pa.array would import pandas to see whether this is a series of its
-            pa.Array.from_buffers(field.type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
-            if isinstance(values := columns[field.name], np.ndarray)
-            else pa.array(values, field.type)
-            for field in self._schema
-        ]
+        # of buffers: pa.array would import pandas to see whether this is a series of its
+        arrays = []
+        for field in self._schema:
+            values = columns[field.name]
+            parts = [np.ascontiguousarray(values)] if isinstance(values, np.ndarray) else _text_buffers(values)
+            arrays.append(pa.Array.from_buffers(field.type, len(values), [None, *map(pa.py_buffer, parts)]))
         return pa.Table.from_arrays(arrays, schema=self._schema)
+
+
+def _text_buffers(texts: Sequence[str]) -> list[Any]:
+    """Where each text ends, and all of them one behind the other."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return [ends.astype(np.int32), b"".join(encoded)]  # names are capped far below 2 GB (scanner/events.py)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # pyarrow is imported where columns are read or written: opening a store needs its manifest alone
 
-STORE_VERSION = 2
+STORE_VERSION = 3
 """Counted up whenever a reader would fill the columns differently: older stores are rebuilt."""
 
 ABANDONED_S = 3600
@@ -180,6 +180,22 @@ def health_to_json(items: list[HealthItem]) -> list[dict[str, Any]]:
     return [asdict(item) for item in items]
 
 
+@contextmanager
+def plain_memory() -> Iterator[None]:
+    """Let arrow take memory of the system itself, which gets it back: its own pools keep 40 MB for ever.
+
+    What a caller chose for the process is as it was after it.
+    """
+    import pyarrow as pa
+
+    chosen = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(chosen)
+
+
 class _Reader:
     """Loads columns of one store; refuses to mix in files of another build."""
 
@@ -194,7 +210,7 @@ class _Reader:
             return RankData(events)
         strings = tuple(self._read(strings_file(rank), ["text"])["text"].to_pylist())
         table = self._read(counters_file(rank), list(COUNTER_COLUMNS))
-        counters = {name: table[name].to_numpy() for name in COUNTER_COLUMNS}
+        counters = {name: _numbers(table[name], dtype) for name, dtype in COUNTER_COLUMNS.items()}
         return RankData(events, strings, tuple(Lane(*lane) for lane in entry["lanes"]), counters)
 
     def pieces(self, rank: int, names: tuple[str, ...]) -> Iterator[Columns]:
@@ -210,13 +226,14 @@ class _Reader:
         with self._opened(events_file(rank)) as parquet:
             for group in range(parquet.num_row_groups):
                 try:  # iter_batches would hold buffers of all row groups
-                    table = parquet.read_row_group(group, columns=stored, use_threads=False)
+                    with plain_memory():
+                        table = parquet.read_row_group(group, columns=stored, use_threads=False)
                 except (OSError, pa.ArrowInvalid) as error:
                     raise self._damaged(events_file(rank)) from error
                 yield {
                     name: np.broadcast_to(np.array([constants[name]], EVENT_COLUMNS[name]), table.num_rows)
                     if name in constants
-                    else table[name].to_numpy()
+                    else _numbers(table[name], EVENT_COLUMNS[name])
                     for name in names
                 }
 
@@ -227,7 +244,9 @@ class _Reader:
         stored = [name for name in names if name not in constants]
         table = self._read(events_file(rank), stored) if stored else {}
         return {
-            name: np.full(rows, constants[name], EVENT_COLUMNS[name]) if name in constants else table[name].to_numpy()
+            name: np.full(rows, constants[name], EVENT_COLUMNS[name])
+            if name in constants
+            else _numbers(table[name], EVENT_COLUMNS[name])
             for name in names
         }
 
@@ -236,7 +255,8 @@ class _Reader:
 
         with self._opened(file) as parquet:
             try:
-                return parquet.read(columns=columns)
+                with plain_memory():
+                    return parquet.read(columns=columns)
             except (OSError, pa.ArrowInvalid) as error:
                 raise self._damaged(file) from error
 
@@ -247,7 +267,8 @@ class _Reader:
         import pyarrow.parquet as pq
 
         try:
-            parquet = pq.ParquetFile(self._place / file)
+            with plain_memory():
+                parquet = pq.ParquetFile(self._place / file)
         except (OSError, pa.ArrowInvalid) as error:
             raise self._damaged(file) from error
         with parquet:
@@ -263,3 +284,15 @@ class _Reader:
             f"the store {self._place} is incomplete or damaged ({file}): open the run again with --refresh, or, if it "
             "was imported, import the traces again"
         )
+
+
+def _numbers(column: pa.ChunkedArray, dtype: str) -> np.ndarray:
+    """A column of numbers without gaps. Its own `to_numpy` would import pandas, as long as reading half a million events."""
+    pieces = [
+        np.frombuffer(chunk.buffers()[1], dtype, len(chunk), chunk.offset * np.dtype(dtype).itemsize)
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate([np.empty(0, dtype), *pieces])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.intervals import Intervals
@@ -21,7 +22,10 @@ from stepscope.analysis.ledger.steps import Windows, tell, uncommon_steps, whole
 from stepscope.analysis.ledger.summary import RankSummary, summaries
 from stepscope.analysis.ledger.times import RankTime, rebalance
 from stepscope.analysis.records import LEDGER_COLUMNS, TERMS
-from stepscope.analysis.run import Run
+from stepscope.analysis.run import Columns, Run
+
+if TYPE_CHECKING:
+    import pandas as pd  # where a frame is made: importing it costs as much as reading half a million events
 
 METHODS = ("direct", "inferred", "balanced")
 
@@ -33,20 +37,37 @@ NONBLOCKING_SHARE = 100
 class Decomposition:
     """The ledger (records.LEDGER_COLUMNS, one row a rank and step), what it rests on, and the partition itself.
 
-    `steps`: one row a rank and step beside the ledger: window (own clock), cpu_step_ns, op_wait_ns (waiting of
-    operations, hidden or not, clipped to the window), nonblocking_ns (exposed waits on which no computation depended),
-    blocking_comm_ns (visible communication that a recorded wait names; NaN where no waits are recorded), in_means.
+    `columns` and `beside` hold it as arrays, `ledger` and `steps` as frames. `steps`: one row a rank and step beside the
+    ledger: window (own clock), cpu_step_ns, op_wait_ns (waiting of operations, hidden or not, clipped to the window),
+    nonblocking_ns (exposed waits on which no computation depended), blocking_comm_ns (visible communication that a recorded
+    wait names; NaN where no waits are recorded), in_means.
     """
 
-    ledger: pd.DataFrame
-    steps: pd.DataFrame
+    columns: Columns
+    beside: Columns
     matches: Matches
     windows: dict[int, Windows]
     method: str
     time: dict[int, RankTime] = field(default_factory=dict, repr=False)
 
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """The ledger as a frame, records.LEDGER_COLUMNS."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns, columns=list(LEDGER_COLUMNS)).astype(LEDGER_COLUMNS)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """What stands beside the ledger, as a frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.beside)
+
     def segments(self, rank: int) -> pd.DataFrame:
         """The partition of one rank: step, start_ns, end_ns, term; sorted, tiling every window, in the rank's own clock."""
+        import pandas as pd
+
         windows, time = self.windows[rank], self.time[rank]
         pieces = []
         for code, term in enumerate(TERMS):
@@ -115,17 +136,15 @@ def _of_rank(structural: Mapping[tuple[int, int | str], int], rank: int) -> dict
 
 def assemble(found: Sequence[RankSummary], matches: Matches, times: Sequence[RankTime], method: str) -> Decomposition:
     """Measure each term in each window; raises AssertionError if a row does not add up to its step."""
-    rows: list[pd.DataFrame] = []
-    beside: list[pd.DataFrame] = []
+    rows: list[Columns] = []
+    beside: list[Columns] = []
     for summary, time in zip(found, times, strict=True):
         if summary.windows.steps:
             rows.append(_ledger_rows(summary, time, matches, method))
             beside.append(_step_rows(summary, time, matches))
-    ledger = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=list(LEDGER_COLUMNS))
-    steps = pd.concat(beside, ignore_index=True) if beside else pd.DataFrame()
     return Decomposition(
-        ledger.astype(LEDGER_COLUMNS),
-        steps,
+        stacked(rows),
+        stacked(beside),
         matches,
         {summary.rank: summary.windows for summary in found},
         method,
@@ -133,11 +152,16 @@ def assemble(found: Sequence[RankSummary], matches: Matches, times: Sequence[Ran
     )
 
 
+def stacked(pieces: Sequence[Columns]) -> Columns:
+    """Tables of the same columns, one below the other; no columns without any."""
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]} if pieces else {}
+
+
 def _measure(one: Intervals, windows: Windows) -> np.ndarray:
     return intervals.covered(one, windows.start_ns, windows.end_ns)
 
 
-def _ledger_rows(summary: RankSummary, time: RankTime, matches: Matches, method: str) -> pd.DataFrame:
+def _ledger_rows(summary: RankSummary, time: RankTime, matches: Matches, method: str) -> Columns:
     windows = summary.windows
     terms = {term: _measure(time.terms[term], windows) for term in TERMS}
     total = np.sum(list(terms.values()), axis=0)
@@ -164,7 +188,7 @@ def _ledger_rows(summary: RankSummary, time: RankTime, matches: Matches, method:
         "method": np.full(len(steps), method, object),
         "flags": flags,
     }
-    return pd.DataFrame({name: columns[name] for name in LEDGER_COLUMNS})
+    return {name: columns[name] for name in LEDGER_COLUMNS}
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -213,23 +237,20 @@ def _clock_doubt(summary: RankSummary, time: RankTime, matches: Matches) -> np.n
     return doubt | ((exposed > 0) & (exposed < uncertain))
 
 
-def _step_rows(summary: RankSummary, time: RankTime, matches: Matches) -> pd.DataFrame:
+def _step_rows(summary: RankSummary, time: RankTime, matches: Matches) -> Columns:
     windows = summary.windows
     steps = step_column(windows.steps)
-    flags = windows.flags
-    return pd.DataFrame(
-        {
-            "rank": np.full(len(steps), summary.rank),
-            "step": steps,
-            "start_ns": windows.start_ns,
-            "end_ns": windows.end_ns,
-            "cpu_step_ns": windows.cpu_step_ns,
-            "op_wait_ns": _op_wait(summary, matches),
-            "nonblocking_ns": _measure(time.nonblocking, windows),
-            "blocking_comm_ns": _blocking(summary, time),
-            "in_means": whole_steps(windows.step_ns.tolist(), flags),
-        }
-    )
+    return {
+        "rank": np.full(len(steps), summary.rank),
+        "step": steps,
+        "start_ns": windows.start_ns,
+        "end_ns": windows.end_ns,
+        "cpu_step_ns": windows.cpu_step_ns,
+        "op_wait_ns": _op_wait(summary, matches),
+        "nonblocking_ns": _measure(time.nonblocking, windows),
+        "blocking_comm_ns": _blocking(summary, time),
+        "in_means": np.array(whole_steps(windows.step_ns.tolist(), windows.flags), bool),
+    }
 
 
 def _op_wait(summary: RankSummary, matches: Matches) -> np.ndarray:

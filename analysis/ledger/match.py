@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from stepscope.analysis.ledger import clocks as clock
 from stepscope.analysis.ledger import keys
 from stepscope.analysis.ledger.clocks import Clocks
 from stepscope.analysis.ledger.keys import Matched
-from stepscope.analysis.ledger.match_frames import CLOCKS, PARTS, RATES, clock_frame, parts_frame, rates_frame
 from stepscope.analysis.ledger.match_health import match_health
 from stepscope.analysis.ledger.parts import Parts, collect
 from stepscope.analysis.ledger.steps import tell
@@ -22,6 +21,9 @@ from stepscope.analysis.ledger.waits import Waits, reckon
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import RunMeta
+
+if TYPE_CHECKING:
+    import pandas as pd  # match_frames makes the frames, when they are asked for
 
 
 @dataclass
@@ -41,22 +43,28 @@ class Matches:
     @cached_property
     def parts(self) -> pd.DataFrame:
         """One row a (match, rank), match_frames.PARTS; arrivals and ends in the common clock, ns, missing -1."""
+        from stepscope.analysis.ledger.match_frames import PARTS, empty, parts_frame
+
         if self.table is None or self.waits is None:
-            return pd.DataFrame(columns=list(PARTS))
+            return empty(PARTS)
         return parts_frame(self.table, self.matched, self.waits, self.streams)
 
     @cached_property
     def clocks(self) -> pd.DataFrame:
         """One row a rank: offset_ns (how far ahead), drift_ppm, residual_ns, bound_ns, samples, violations, source."""
+        from stepscope.analysis.ledger.match_frames import CLOCKS, clock_frame, empty
+
         if self.table is None or self.waits is None or self.clock is None:
-            return pd.DataFrame(columns=list(CLOCKS))
+            return empty(CLOCKS)
         return clock_frame(self.table, self.clock, self.waits)
 
     @cached_property
     def rates(self) -> pd.DataFrame:
         """Per group and key: operations, those matched on all, on some, on one of their ranks, and the rate of the first."""
+        from stepscope.analysis.ledger.match_frames import RATES, empty, rates_frame
+
         if self.table is None or self.waits is None:
-            return pd.DataFrame(columns=list(RATES))
+            return empty(RATES)
         return rates_frame(self.table, self.matched, self.waits)
 
     @property

@@ -50,6 +50,11 @@ RATES = ("group", "method", "operations", "matched", "partial", "unmatched", "ra
 """`estimated_wait_ns`: estimates of the waits of unmatched parts, summed; -1 where there is none."""
 
 
+def empty(columns: Sequence[str]) -> pd.DataFrame:
+    """What there is without communication."""
+    return pd.DataFrame(columns=list(columns))
+
+
 def parts_frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequence[tuple[str, ...]]) -> pd.DataFrame:
     order = np.lexsort((parts["rank"], matched.match))
     ranks = np.array([*parts.ranks, -1], np.int64)

@@ -5,16 +5,20 @@ More overlap with a longer step is no gain: rank by time, never by these.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from stepscope.analysis import intervals
-from stepscope.analysis.ledger.decompose import Decomposition, ratio, step_column
+from stepscope.analysis.ledger.decompose import Decomposition, ratio, stacked, step_column
 from stepscope.analysis.ledger.keys import code_columns
 from stepscope.analysis.ledger.rows import COMPUTE
 from stepscope.analysis.ledger.times import RankTime
-from stepscope.analysis.run import Run
+from stepscope.analysis.run import Columns, Run
 from stepscope.tracer.schema import AXES, COLLECTIVES, FLAG_IMPOSSIBLE
+
+if TYPE_CHECKING:
+    import pandas as pd  # where a frame is made
 
 OVERLAP_COLUMNS = (
     *("rank", "step", "axis", "collective", "stream"),
@@ -29,18 +33,21 @@ def overlap(run: Run, decomposition: Decomposition) -> pd.DataFrame:
     `hidden_ns` their overlap with computation; `overlap_efficiency = hidden_comm / transfer` and
     `comm_overlap = hidden / comm`, NaN where nothing communicates. Only combinations that occur in a step have a row.
     """
-    pieces: list[dict[str, np.ndarray]] = []
-    for time in decomposition.time.values():
-        pieces += _of_rank(decomposition, time)
-    if not pieces:
-        return pd.DataFrame(columns=list(OVERLAP_COLUMNS))
-    frame = pd.DataFrame({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
-    frame["overlap_efficiency"] = ratio(frame["hidden_comm_ns"].to_numpy(), frame["transfer_ns"].to_numpy())
-    frame["comm_overlap"] = ratio(frame["hidden_ns"].to_numpy(), frame["comm_ns"].to_numpy())
-    return frame
+    import pandas as pd
+
+    return pd.DataFrame(overlap_columns(decomposition), columns=list(OVERLAP_COLUMNS))
 
 
-def _of_rank(decomposition: Decomposition, time: RankTime) -> list[dict[str, np.ndarray]]:
+def overlap_columns(decomposition: Decomposition) -> Columns:
+    """The same as arrays; no columns where nothing communicates."""
+    columns = stacked([piece for time in decomposition.time.values() for piece in _of_rank(decomposition, time)])
+    if columns:
+        columns["overlap_efficiency"] = ratio(columns["hidden_comm_ns"], columns["transfer_ns"])
+        columns["comm_overlap"] = ratio(columns["hidden_ns"], columns["comm_ns"])
+    return columns
+
+
+def _of_rank(decomposition: Decomposition, time: RankTime) -> list[Columns]:
     """Columns of one rank's rows, a piece an axis, collective and stream."""
     summary, table, waits = time.summary, decomposition.matches.table, decomposition.matches.waits
     windows = summary.windows
@@ -84,6 +91,8 @@ def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFram
     Inside: some of it overlaps a transferring communication; outside: nothing of it overlaps any communication. Rows that
     name a phase are no kernels but blocks, which communication cuts into unequal pieces: they are left out.
     """
+    import pandas as pd
+
     data = run.part(rank, "start_ns", "dur_ns", "kind", "name_id", "flags", "phase")
     time, events = decomposition.time[rank], data.events
     rows = np.flatnonzero(

@@ -16,7 +16,7 @@ import numpy as np
 from stepscope.analysis.run import Columns, Run
 from stepscope.tracer.schema import FLAG_IMPOSSIBLE, FLAG_PARTIAL, KINDS, STEP_ANNOTATION, Lane
 
-SLICE = 1 << 18
+SLICE = 1 << 16
 """Device rows that are worked on at a time."""
 
 COMPUTE, COMM, WAIT, MEMCPY, HOST = (KINDS.index(kind) for kind in ("compute", "comm", "wait", "memcpy", "host"))
@@ -59,7 +59,7 @@ class RankRows:
     comm: Columns  # COMM_ROW and row, lane, start, end, name_id, launch_id, impossible of each communication
     waits: Columns  # start, end, op_id of each wait row
     steps: Columns  # number, start, end, partial of each step annotation, by start
-    calls: Columns  # launch_id, start of each call that launched one of them
+    calls: Columns  # launch_id, start of each call that launched one of them, by id
     stages: tuple[int, ...]  # stages that its rows name
     partial: bool  # some row says that the file ended before it should
 
@@ -68,70 +68,79 @@ class RankRows:
         for at in range(0, len(self.start), SLICE):
             yield slice(at, at + SLICE)
 
+    def forget_launches(self) -> None:
+        """Give up what tells which call launched a row, once the windows are known."""
+        self.launch = self.launch[:0].copy()
+        self.calls = {name: values[:0].copy() for name, values in self.calls.items()}
+
     def calls_of(self) -> Lookup:
         """Start of the call with a launch id, -1 without one."""
         return Lookup(self.calls["launch_id"], self.calls["start"])
 
 
 class Lookup:
-    """The value of the first id that equals each key, -1 for none: by a table where ids are dense, else by sorting."""
+    """The value of the first id that equals each key, -1 for none."""
 
     def __init__(self, ids: np.ndarray, values: np.ndarray) -> None:
-        """`ids` and `values` (int64) are of one length, which is less than 2 ** 31."""
-        self._low = self._high = 0  # the ids lie between; nothing is found where there is none
-        self._places = self._ids = np.empty(0, np.int32)  # of a dense id its place among the values, or the sorted ids
-        self._values = values
-        if len(ids) == 0:
-            return
-        self._low, self._high = int(ids.min()), int(ids.max()) + 1
-        if self._high - self._low <= 6 * len(ids) + 1024:
-            self._places = np.full(self._high - self._low, -1, np.int32)
-            for at in range((len(ids) - 1) // SLICE * SLICE, -1, -SLICE):  # the first of equal ids is written last
-                part = ids[at : at + SLICE]
-                self._places[part[::-1] - self._low] = np.arange(at + len(part) - 1, at - 1, -1, dtype=np.int32)
-        elif (ids[1:] >= ids[:-1]).all():
-            self._ids = ids
-        else:
+        """`ids` and `values` (int64) are of one length; ids that are sorted are not copied."""
+        if not (ids[1:] >= ids[:-1]).all():
             order = np.argsort(ids, kind="stable")
-            self._ids, self._values = ids[order], values[order]
+            ids, values = ids[order], values[order]
+        self._ids, self._values = ids, values
 
     def __call__(self, keys: np.ndarray) -> np.ndarray:
         """int64, one a key."""
         answer = np.full(len(keys), -1, np.int64)
-        inside = np.flatnonzero((keys >= self._low) & (keys < self._high))
-        if not len(inside):
-            return answer
-        if len(self._places):
-            place = self._places[keys[inside] - self._low]
+        for at in range(0, len(keys), SLICE):
+            self._answer(keys[at : at + SLICE], answer[at : at + SLICE])
+        return answer
+
+    def _answer(self, keys: np.ndarray, answer: np.ndarray) -> None:
+        """Keys that follow each other are mostly near each other: by a table of the ids between them where those are dense."""
+        if not len(keys) or not len(self._ids):
+            return
+        low, high = int(keys.min()), int(keys.max())
+        first, last = np.searchsorted(self._ids, low), np.searchsorted(self._ids, high, "right")
+        ids, values = self._ids[first:last], self._values[first:last]
+        if not len(ids):
+            return
+        if high - low < 16 * (len(ids) + len(keys)):
+            table = np.full(high - low + 1, -1, np.int32)
+            table[ids[::-1] - low] = np.arange(
+                len(ids) - 1, -1, -1, dtype=np.int32
+            )  # the first of equal ids is written last
+            place = table[keys - low]
             hit = place >= 0
         else:
-            place = np.searchsorted(self._ids, keys[inside])
-            hit = self._ids[place] == keys[inside]
-        answer[inside[hit]] = self._values[place[hit]]
-        return answer
+            place = np.minimum(np.searchsorted(ids, keys), len(ids) - 1)
+            hit = ids[place] == keys
+        answer[hit] = values[place[hit]]
 
 
 class Members:
     """Which of many ids are among some others: by a bit an id where they are dense, else by sorting."""
 
     def __init__(self, ids: np.ndarray) -> None:
-        ids = ids[ids >= 0]
+        self._ids = np.sort(ids[ids != -1])
         self._bits: np.ndarray | None = None
-        self._end = int(ids.max(initial=-1)) + 1
-        if self._end <= 256 * len(ids):
-            table = np.zeros(self._end + 1, bool)
-            table[ids] = True
-            self._bits = np.packbits(table, bitorder="little")
-        else:
-            self._ids = np.sort(ids)
+        self._end = int(self._ids.max(initial=-1)) + 1
+        if not len(self._ids) or (self._end <= 256 * len(self._ids) and self._ids[0] >= 0):
+            self._bits = np.zeros((self._end >> 3) + 1, np.uint8)
+            for low in range(0, self._end, 8 * SLICE):
+                table = np.zeros(min(8 * SLICE, self._end - low), bool)
+                first, last = np.searchsorted(self._ids, (low, low + len(table)))
+                table[self._ids[first:last] - low] = True
+                bits = np.packbits(table, bitorder="little")
+                self._bits[low >> 3 : (low >> 3) + len(bits)] = bits
+            self._ids = self._ids[:0].copy()
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
-        """bool, one an id (from 0 on)."""
+        """bool, one an id (none is -1)."""
         if self._bits is None:
             return self._ids[np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)] == ids
-        inside = np.minimum(ids, self._end)
+        inside = np.minimum(np.maximum(ids, 0), self._end)
         found: np.ndarray = (self._bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 != 0
-        return found & (ids < self._end)
+        return found & (ids >= 0) & (ids < self._end)
 
 
 def looked_up(keys: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -146,43 +155,87 @@ def rank_rows(run: Run, rank: int) -> RankRows:
     """Take one rank's rows out of the run, piece by piece: most rows are the host's, and few of those matter."""
     strings, lanes = run.strings(rank), run.lanes(rank)
     steps = _step_numbers(strings)
-    pieces: list[_Piece] = []
-    before = 0
+    device, comm, waits, annotations, calls = (_Growing() for _ in range(5))
+    before, stages, partial = 0, set[int](), False
     last_device_lane = max((lane.index for lane in lanes if lane.role != "host"), default=len(lanes))
     launches: Members | None = None
     for events in run.pieces(rank, *EVERY_ROW, *COMM_ROW):
-        pieces.append(_piece(events, before, steps))
+        piece = _piece(events, before, steps)
         before += len(events["kind"])
         if len(events["lane"]) and events["lane"][0] > last_device_lane:  # all device rows were seen
             if launches is None:
-                launches = Members(np.concatenate([piece.device["launch"] for piece in pieces]))
+                launches = Members(device.so_far("launch"))
             # calls that launched nothing, events and synchronisations, are most of a trace's: they are forgotten
-            kept = launches(pieces[-1].calls["launch_id"])
-            pieces[-1].calls = {name: values[kept] for name, values in pieces[-1].calls.items()}
-    partial = any(piece.partial for piece in pieces)
-    stages = tuple(sorted({stage for piece in pieces for stage in piece.stages}))
-    device, comm, waits, annotations, calls = (
-        _joined([getattr(piece, name) for piece in pieces]) for name in ("device", "comm", "waits", "steps", "calls")
-    )
+            kept = launches(piece.calls["launch_id"])
+            piece.calls = {name: values[kept] for name, values in piece.calls.items()}
+        device.append(piece.device)
+        comm.append(piece.comm)
+        waits.append(piece.waits)
+        annotations.append(piece.steps)
+        calls.append(piece.calls)
+        stages |= piece.stages
+        partial |= piece.partial
+    work, held, called = device.whole(), waits.whole(), calls.whole()
     on_host = np.array([one.role == "host" for one in lanes] + [False], bool)
-    order = np.argsort(waits["start"], kind="stable")
+    order = np.argsort(held["start"], kind="stable")
     return RankRows(
         rank=rank,
         strings=strings,
         lanes=lanes,
-        host=bool(on_host[device["lane"]].all()) if len(device["lane"]) else True,
-        kind=device["kind"],
-        lane=device["lane"],
-        start=device["start"],
-        end=device["end"],
-        launch=device["launch"],
-        comm=comm,
-        waits={name: values[order] for name, values in waits.items()},
-        steps=_annotations(annotations, steps, lanes),
-        calls=calls,
-        stages=stages,
+        host=bool(on_host[work["lane"]].all()) if len(work["lane"]) else True,
+        kind=work["kind"],
+        lane=work["lane"],
+        start=work["start"],
+        end=work["end"],
+        launch=work["launch"],
+        comm=comm.whole(),
+        waits={name: values[order] for name, values in held.items()},
+        steps=_annotations(annotations.whole(), steps, lanes),
+        calls=_by_id(called),
+        stages=tuple(sorted(stages)),
         partial=partial,
     )
+
+
+class _Growing:
+    """Columns to which rows are added: no row is held twice while they grow, and none when they are done."""
+
+    def __init__(self) -> None:
+        self._columns: Columns = {}
+        self._rows = 0
+
+    def append(self, rows: Columns) -> None:
+        """Further rows; a column takes the larger type of what it holds and what is added."""
+        count = len(next(iter(rows.values())))
+        end = self._rows + count
+        for name, values in rows.items():
+            column = self._columns.get(name, values[:0].copy())
+            if (kind := np.promote_types(column.dtype, values.dtype)) != column.dtype:
+                column = column.astype(kind)
+            if end > len(column):  # the system moves pages, not bytes, where an array is large
+                column.resize(max(end, len(column) * 9 // 8), refcheck=False)
+            column[self._rows : end] = values
+            self._columns[name] = column
+        self._rows = end
+
+    def so_far(self, name: str) -> np.ndarray:
+        """What one column holds now; only until rows are added."""
+        return self._columns[name][: self._rows]
+
+    def whole(self) -> Columns:
+        """The columns; nothing can be added after this."""
+        for column in self._columns.values():
+            column.resize(self._rows, refcheck=False)
+        return self._columns
+
+
+def _by_id(calls: Columns) -> Columns:
+    """Calls by launch id, those of one id as they stood."""
+    ids = calls["launch_id"]
+    if (ids[1:] >= ids[:-1]).all():
+        return calls
+    order = np.argsort(ids, kind="stable")
+    return {name: calls.pop(name)[order] for name in list(calls)}
 
 
 @dataclass
@@ -194,7 +247,7 @@ class _Piece:
     waits: Columns
     steps: Columns
     calls: Columns
-    stages: tuple[int, ...]
+    stages: set[int]
     partial: bool
 
 
@@ -205,7 +258,7 @@ def _piece(events: Columns, before: int, steps: dict[int, int]) -> _Piece:
     device = np.flatnonzero((kind == COMPUTE) | (kind == COMM) | (kind == MEMCPY))
     comm, waits = np.flatnonzero(kind == COMM), np.flatnonzero(kind == WAIT)
     host = kind == HOST
-    calls = np.flatnonzero(host & (events["launch_id"] >= 0))
+    calls = np.flatnonzero(host & (events["launch_id"] != -1))
     annotations = np.flatnonzero(host & np.isin(events["name_id"], list(steps)))
     return _Piece(
         device={
@@ -231,11 +284,6 @@ def _piece(events: Columns, before: int, steps: dict[int, int]) -> _Piece:
     )
 
 
-def _joined(pieces: list[Columns]) -> Columns:
-    """One array a column; the pieces give theirs up, so that no two columns are held twice."""
-    return {name: np.concatenate([piece.pop(name) for piece in pieces]) for name in list(pieces[0])}
-
-
 def _least(values: np.ndarray) -> np.ndarray:
     """The same numbers in the least signed type that holds them (of one piece: joining takes the larger)."""
     if not len(values):
@@ -244,9 +292,9 @@ def _least(values: np.ndarray) -> np.ndarray:
     return values.astype(kind)
 
 
-def _stages(stage: np.ndarray) -> tuple[int, ...]:
+def _stages(stage: np.ndarray) -> set[int]:
     named = stage[stage >= 0]
-    return tuple(np.flatnonzero(np.bincount(named)).tolist()) if len(named) else ()
+    return set(np.flatnonzero(np.bincount(named)).tolist()) if len(named) else set()
 
 
 _STEP_NAME = re.compile(re.escape(STEP_ANNOTATION) + "[0-9]{1,18}")  # what a 64 bit column holds

@@ -50,6 +50,7 @@ def summarise(run: Run, rank: int) -> RankSummary:
     windows = windows_of(rows)
     windows.launched = windows.launched[:0]  # one number a device row: only steps.windows keeps it
     comm, texts = _own_texts(rows)
+    rows.forget_launches()
     return RankSummary(
         rank=rank,
         host=rows.host,
