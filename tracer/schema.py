@@ -297,7 +297,7 @@ EVENT_COLUMNS = {
     "peer_from": "int32",
     "op_id": "int64",  # of a wait row: the communication that it waited for
     "name_id": "int32",  # the rank's string table
-    "launch_id": "int64",  # correlation with the launching call (device rows and runtime calls)
+    "launch_id": "int64",  # correlation (64 bits; -1: none) with the launching call (device rows and runtime calls)
     "issue_ns": "int64",
     "dtype_id": "int32",  # the rank's string table
     "in_elements": "int64",

@@ -112,7 +112,7 @@ def _rows(run: Run, rank: int) -> _Rows:
         on_device = np.flatnonzero((kind == COMPUTE) | (kind == COMM) | (kind == MEMCPY))
         device.append((start[on_device], start[on_device] + length[on_device], events["launch_id"][on_device]))
         on_host = np.flatnonzero(kind == HOST)
-        launching = on_host[events["launch_id"][on_host] >= 0]
+        launching = on_host[events["launch_id"][on_host] != -1]
         calls.append((events["launch_id"][launching], start[launching]))
         named = on_host[(length[on_host] > 0) & (events["name_id"][on_host] >= 0)]
         host.append((start[named], start[named] + length[named], events["name_id"][named]))

@@ -57,6 +57,7 @@ class Filler:
         self._element = Question(_element_bytes, -1, np.int64)
         self._configured = _configured_groups(header)
         self._known: dict[tuple[int, ...], tuple[int, int]] = {}  # codes of a row's three texts -> group id, axis
+        self._told: dict[str, set[int]] = {}  # group -> axes that its rows name
         self.groups: dict[str, dict[str, Any]] = {}
 
     def fill(self, raw: Raw, events: Columns) -> None:
@@ -105,18 +106,25 @@ class Filler:
         key = np.zeros(len(rows), np.int64)
         for part in parts:
             key = (key << 21) + columns[part][rows] + 1
-        distinct, inverse = np.unique(key, return_inverse=True)
+        distinct, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         triples = np.stack([(distinct >> shift) % (1 << 21) - 1 for shift in (42, 21, 0)], axis=1)
-        found = [self._group(raw.strings, tuple(triple)) for triple in triples.tolist()]
-        ids, axes = np.array(found, np.int64).T
+        ids, axes = np.empty((2, len(distinct)), np.int64)
+        for place in np.argsort(first).tolist():  # as they come in the file: what is said first counts
+            ids[place], axes[place] = self._group(raw.strings, tuple(triples[place].tolist()))
         events["group_id"][rows] = ids[inverse]
         told = events["axis"][rows]
         events["axis"][rows] = np.where(told >= 0, told, axes[inverse])
         of_both = (events["axis"][rows] >= 0) & (events["group_id"][rows] >= 0)
-        for pair in np.unique(
-            (events["group_id"][rows[of_both]].astype(np.int64) << 8) + events["axis"][rows[of_both]]
-        ):
-            self.groups[self._names.strings[int(pair) >> 8]]["axis"] = AXES[int(pair) & 255]
+        pairs = (events["group_id"][rows[of_both]].astype(np.int64) << 8) + events["axis"][rows[of_both]]
+        for pair in np.unique(pairs).tolist():
+            group, axis = self._names.strings[pair >> 8], pair & 255
+            self._told.setdefault(group, set()).add(axis)
+            self.groups[group]["axis"] = AXES[min(self._told[group])]
+
+    def contradictions(self) -> list[str]:
+        """Groups whose rows name several axes: `dp_0 (dp, tp)`."""
+        listed = {group: ", ".join(AXES[axis] for axis in sorted(axes)) for group, axes in self._told.items()}
+        return sorted(f"{group} ({listed[group]})" for group, axes in self._told.items() if len(axes) > 1)
 
     def _group(self, strings: list[str], codes: tuple[int, ...]) -> tuple[int, int]:
         """Group id and axis of a row with these texts (name, description, ranks)."""

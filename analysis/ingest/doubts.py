@@ -57,6 +57,8 @@ class Recognised:
 
     def _longest(self, totals: np.ndarray) -> str:
         """Names by total time, the longest first."""
-        order = [code for code in np.argsort(-totals, kind="stable")[:_SHOWN].tolist() if totals[code] > 0]
-        names = [self._strings[code][:60] if code < len(self._strings) else "?" for code in order]
-        return ", ".join(f"{name} ({totals[code] / 1000:.0f} us)" for name, code in zip(names, order, strict=True))
+        spent = [
+            (-totals[code], self._strings[code] if code < len(self._strings) else "?")
+            for code in np.flatnonzero(totals)
+        ]
+        return ", ".join(f"{name[:60]} ({-time / 1000:.0f} us)" for time, name in sorted(spent)[:_SHOWN])

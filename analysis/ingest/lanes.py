@@ -36,6 +36,7 @@ class LaneTable:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, bool], int] = {}  # codes of pid and tid, side -> number
+        self._named: dict[tuple[str, str, bool], int] = {}  # the same by their texts: none is as an empty one
         self._lanes: list[_Seen] = []
 
     def __len__(self) -> int:
@@ -53,10 +54,11 @@ class LaneTable:
     def _number(self, raw: Raw, key: tuple[int, int, bool]) -> int:
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self._lanes)
-            pid, tid, device = key
-            pid_text, tid_text = (raw.strings[code] if code >= 0 else "" for code in (pid, tid))
-            self._lanes.append(_Seen(pid_text, tid_text, device))
+            pid, tid = (raw.strings[code] if code >= 0 else "" for code in key[:2])
+            number = self._named.setdefault((pid, tid, key[2]), len(self._lanes))
+            self._numbers[key] = number
+            if number == len(self._lanes):
+                self._lanes.append(_Seen(pid, tid, key[2]))
         return number
 
     def _learn(self, numbers: np.ndarray, inverse: np.ndarray, streams: np.ndarray, events: Columns) -> None:

@@ -1,5 +1,6 @@
 """Sorted runs of rows to one order: by lane, then start, longer rows first among equals, then as they stood in the file.
 
+Longer means as the file says it, whatever it was cut to later: so the order does not depend on where a chunk ends.
 A run is the rows of one lane in one chunk. Most traces are nearly in order: where a lane's next run starts after the one before
 has ended, its rows are handed on as they are; where runs overlap, some of each are merged at a time.
 """
@@ -43,6 +44,9 @@ class Runs:
         self.rows = self.device_rows = 0
         self.first_ns = self.last_ns = -1
         self.latest = (-1, -1)  # chunk and place of the row that ends last
+        self._uncut: dict[
+            int, tuple[np.ndarray, np.ndarray]
+        ] = {}  # of a chunk: places that were cut, and their lengths
         self.constants: dict[str, int] = {}  # columns that have had one value so far
 
     def append(self, events: Columns) -> None:
@@ -52,9 +56,10 @@ class Runs:
         sorted_ = {name: values if is_constant(values) else values[order] for name, values in events.items()}
         start, lane = sorted_["start_ns"], sorted_.pop("lane")
         ends = start + sorted_["dur_ns"]
-        latest = int(np.argmax(ends))
-        if self.rows == 0 or ends[latest] > self.last_ns:
-            self.last_ns, self.latest = int(ends[latest]), (chunk, latest)
+        last_ns = int(ends.max())
+        if self.rows == 0 or last_ns >= self.last_ns:  # of equal ones the last in the file
+            last = np.flatnonzero(ends == last_ns)
+            self.last_ns, self.latest = last_ns, (chunk, int(last[np.argmax(order[last])]))
         self.first_ns = int(start.min()) if self.rows == 0 else min(self.first_ns, int(start.min()))
         self.rows += len(start)
         self.device_rows += int((sorted_["kind"] != _HOST).sum())
@@ -81,8 +86,10 @@ class Runs:
         self._spool.put(chunk, "flags", flags)
 
     def cut(self, chunk: int, places: np.ndarray, lengths: np.ndarray, flag: int) -> None:
-        """Give rows of one chunk another length, and a flag."""
+        """Give rows of one chunk another length, and a flag; once at most."""
         dur, flags = self._spool.column(chunk, "dur_ns").copy(), self._spool.column(chunk, "flags").copy()
+        order = np.argsort(places)
+        self._uncut[chunk] = places[order], dur[places[order]]
         dur[places] = lengths
         flags[places] |= flag
         self.constants.pop("flags", None)
@@ -167,11 +174,22 @@ class Runs:
             return parts[0] | {"place": places[0], "in_chunk": chunks[0]}
         whole = {name: _joined([part[name] for part in parts]) for name in wanted}
         whole |= {"place": np.concatenate(places), "in_chunk": np.concatenate(chunks)}
-        order = np.lexsort((-whole["dur_ns"], whole["start_ns"]))
+        lengths = np.concatenate([self._as_said(run, part["dur_ns"]) for run, part in zip(batch, parts, strict=True)])
+        order = np.lexsort((-lengths, whole["start_ns"]))
         return {
             name: whole[name] if is_constant(whole[name]) else whole[name][order]
             for name in (*names, "place", "in_chunk")
         }
+
+    def _as_said(self, run: _Run, lengths: np.ndarray) -> np.ndarray:
+        """The lengths of a part of a run, before any of them was cut."""
+        if run.chunk not in self._uncut:
+            return lengths
+        places, uncut = self._uncut[run.chunk]
+        low, high = np.searchsorted(places, (run.at, run.end))
+        lengths = lengths.copy()
+        lengths[places[low:high] - run.at] = uncut[low:high]
+        return lengths
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

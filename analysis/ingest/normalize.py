@@ -7,6 +7,7 @@ on distinct strings, never on single events.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -153,10 +154,16 @@ class Normalizer:
             self._understand(chunk, kinds, filler, graphs)
         if not survey.device_rows and self._runs.rows:
             self._note_host_ledger()
+        if contradictions := filler.contradictions():
+            listed = ", ".join(one[:60] for one in contradictions[:5]) + (", ..." if len(contradictions) > 5 else "")
+            said = (
+                f"rows of one process group name several mesh axes: {listed}; the group counts as of the first of them"
+            )
+            note("several_axes", said, touches=("ledger", "collectives"))
         self._lanes, self._order = self._found.finish(beside.thread_names)
         if not self._ours:
             cut_impossible(self._runs, self._lanes, self._order, self._names.strings, note)
-            self._launches.report(note)
+            self._launches.report(note, self._calls())
             if beside.cut is not None and not self._step_rows and self._runs.rows:
                 self._runs.flag(*self._runs.latest, FLAG_PARTIAL)
         self._counters = counter_columns(beside, self._names)
@@ -191,6 +198,12 @@ class Normalizer:
         if not self._ours:
             self._launches.add(events, self._names.strings, device)
         self._runs.append(events)
+
+    def _calls(self) -> Iterator[Columns]:
+        """Launch ids and starts of all host rows."""
+        for lane in self._lanes:
+            if lane.role == "host":
+                yield from self._runs.unordered(self._order[lane.index], ("launch_id", "start_ns"))
 
     def _flags(self, chunk: Raw, events: Columns, device: np.ndarray, graphs: np.ndarray) -> np.ndarray:
         """FLAG_FUSED, FLAG_DEVICE_COPY, FLAG_GRAPH and FLAG_PARTIAL."""

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from stepscope.analysis.ingest.damage import FARTHEST_NS
-from stepscope.analysis.ingest.raw import MISSING, Interner, Question, Raw, is_constant, own
+from stepscope.analysis.ingest.raw import MISSING, Interner, Question, Raw, is_constant, is_id, own
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.ingest.survey import COMM, MEMCPY
 from stepscope.analysis.run import Columns, empty_columns
@@ -49,8 +49,8 @@ class Lookups:
         for ours, theirs in _COPIED:
             if not is_constant(source[theirs]) or source[theirs][0] >= 0:
                 events[ours] = bounded(source[theirs], EVENT_COLUMNS[ours])
-        if not is_constant(events["launch_id"]):
-            events["launch_id"][events["launch_id"] == 0] = -1  # 0: launched by no call
+        if not is_constant(source["correlation"]) or is_id(source["correlation"][:1]).any():
+            events["launch_id"] = np.where(is_id(source["correlation"]), source["correlation"], -1)
         for ours, theirs, base in (("issue_ns", "issue_ns", base_ns(raw)), ("op_id", "waits_for", 0)):
             if is_constant(source[theirs]) and source[theirs][0] == MISSING:
                 continue
@@ -80,10 +80,7 @@ class Lookups:
         return flags
 
 
-_COPIED = (
-    *((name, name) for name in ("stage", "chunk", "microbatch", "layer", "bytes", "op_id")),
-    ("launch_id", "correlation"),
-)
+_COPIED = (*((name, name) for name in ("stage", "chunk", "microbatch", "layer", "bytes", "op_id")),)
 """Column of ours, column of the file."""
 
 

@@ -21,7 +21,7 @@ class Field(NamedTuple):
     """One field of an event: our column, how it is read, and the keys that carry it (in `args` unless `top`)."""
 
     column: str
-    form: str  # time (us in the file, ns here) | integer | text
+    form: str  # time (us in the file, ns here) | integer | id (see exact_id) | text
     keys: tuple[str, ...]
     top: bool = False
 
@@ -30,8 +30,8 @@ FIELDS = (
     Field("ts", "time", ("ts",), top=True),
     Field("dur", "time", ("dur",), top=True),
     Field("stream", "integer", ("stream",)),
-    Field("correlation", "integer", ("correlation",)),
-    Field("external_id", "integer", ("External id", "external id")),
+    Field("correlation", "id", ("correlation",)),
+    Field("external_id", "id", ("External id", "external id")),
     Field("in_elements", "integer", ("In msg nelems",)),
     Field("out_elements", "integer", ("Out msg nelems",)),
     Field("seq", "integer", ("Seq",)),
@@ -213,6 +213,23 @@ def exact_ns(text: str) -> int:
 def exact_integer(text: str) -> int:
     """Decimal text -> int (a fraction is dropped), MISSING for no number or one beyond 64 bits."""
     return _scaled(text, 0)
+
+
+def exact_id(text: str) -> int:
+    """An id, which is only ever compared: as `exact_integer`; from 2 ** 63 on what it exceeds 2 ** 64 - 1 by, a negative
+    number. So all of 64 bits are told apart, but for the last two, with which writers say "none": they become 0 and -1.
+
+    >>> exact_id("17"), exact_id("9223372036854775808"), exact_id("18446744073709551615"), exact_id("18446744073709551616")
+    (17, -9223372036854775807, 0, -9223372036854775808)
+    """
+    value = int(text) if re.fullmatch(r"[ \t\r\n]*\d{19,20}[ \t\r\n]*", text, re.ASCII) else 0
+    return value - (1 << 64) + 1 if 1 << 63 <= value < 1 << 64 else exact_integer(text)
+
+
+def is_id(ids: np.ndarray) -> np.ndarray:
+    """Which entries of a column of ids name something."""
+    named: np.ndarray = (ids != MISSING) & (ids != 0) & (ids != -1)
+    return named
 
 
 def _scaled(text: str, decimals: int) -> int:

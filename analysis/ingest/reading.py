@@ -47,6 +47,7 @@ _SAID = {
     codes.VALUE: ("unreadable_value", both("value", "are", "no JSON (NaN, inf, nothing, ...): taken as missing")),
     codes.COMMA: ("spare_comma", both("comma", "are", "too many: ignored")),
     codes.LONG_TEXT: ("long_text", both("string", "are", f"longer than {codes.MAX_TEXT} bytes: cut")),
+    codes.TOO_LARGE: ("too_large", both("number", "need", "more than 64 bits: taken as missing")),
     codes.SWALLOWED: ("swallowed_event", both("value", "hold", "what looks like events: kept as one value")),
     codes.TOO_MANY_TEXTS: ("too_many_texts", both("string", "were", "new when the table of names was full: lost")),
 }

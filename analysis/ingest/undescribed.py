@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from stepscope.analysis.ingest.raw import MISSING, Question, Raw, is_constant
+from stepscope.analysis.ingest.raw import MISSING, Question, Raw, is_constant, is_id
 from stepscope.analysis.ingest.rules import Rules
 from stepscope.analysis.run import Columns
 from stepscope.tracer.schema import COLLECTIVES, KINDS, code_of
@@ -52,7 +52,7 @@ class Calls:
                 self._described.append({name: columns[name][calls] for name in (*_DESCRIPTION, "external_id")})
         bare = columns["correlation"][(kinds == _COMM) & ~described]
         if len(bare):
-            self._bare.append(bare[bare > 0])
+            self._bare.append(bare[is_id(bare)])
 
     def settle(self) -> None:
         """The whole file was seen."""
@@ -75,7 +75,7 @@ class Calls:
         for chunk, kinds, launches in chunks:
             columns = chunk.columns
             ids = columns["correlation"]
-            rows = np.flatnonzero(launches & (ids > 0))
+            rows = np.flatnonzero(launches & is_id(ids))
             rows = rows[np.isin(ids[rows], wanted)]
             parts = (ids[rows], columns["pid"][rows], columns["tid"][rows], columns["ts"][rows])
             self._launches.append(np.stack([part.astype(np.int64) for part in parts]))
@@ -107,7 +107,7 @@ class Calls:
         """Fill `collective` of the kernels of one chunk that still have none; `names`: codes of the rows' names."""
         if self._around is None or not len(self._around[0]):
             return
-        bare = np.flatnonzero((events["kind"] == _COMM) & (events["collective"] < 0) & (events["launch_id"] >= 0))
+        bare = np.flatnonzero((events["kind"] == _COMM) & (events["collective"] < 0) & (events["launch_id"] != -1))
         ids, annotations = self._around
         at = np.minimum(np.searchsorted(ids, events["launch_id"][bare]), len(ids) - 1)
         for row, place in zip(bare.tolist(), at.tolist(), strict=True):

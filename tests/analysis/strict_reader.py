@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.ingest.raw import FIELDS, MISSING, NUMBERS, TEXTS, Interner, Raw, exact_integer, exact_ns
+from stepscope.analysis.ingest.raw import (
+    FIELDS,
+    MISSING,
+    NUMBERS,
+    TEXTS,
+    Interner,
+    Raw,
+    exact_id,
+    exact_integer,
+    exact_ns,
+)
 
 KEPT = ("X", "B", "E", "i", "I", "R")
 
@@ -25,6 +35,7 @@ def read_strictly(data: bytes) -> Raw:
     convert: dict[str, Callable[[Any], int]] = {
         "time": _number(exact_ns),
         "integer": _number(exact_integer),
+        "id": _number(exact_id),
         "text": lambda value: strings.code(as_text(value)),
     }
     fields = {top: {key: field for field in FIELDS if field.top == top for key in field.keys} for top in (True, False)}

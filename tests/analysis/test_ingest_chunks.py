@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,48 @@ CHUNKS = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+ROW = st.fixed_dictionaries(
+    {
+        "ph": st.sampled_from("XXXXBE"),
+        "name": st.sampled_from(["gemm", "ncclDevKernel_AllReduce(x)", "nccl:all_reduce", "ProfilerStep#1", "a", "b"]),
+        "cat": st.sampled_from(["kernel", "kernel", "cuda_runtime", "user_annotation"]),
+        "pid": st.sampled_from([0, 1, "", None]),
+        "tid": st.sampled_from([7, 8]),
+        "ts": st.sampled_from([0, 10, 20, 30]),
+        "dur": st.sampled_from([0, 1, 5, 10, 5000]),
+        "args": st.fixed_dictionaries(
+            {},
+            optional={
+                "Collective name": st.sampled_from(["allreduce", "allgather"]),
+                "Process Group Name": st.sampled_from(["1", "2"]),
+                "Process Group Description": st.sampled_from(["mesh_tp", "mesh_dp", ""]),
+                "Process Group Ranks": st.sampled_from(["[0, 1]", "[0, 2]", ""]),
+                "axis": st.sampled_from(["tp", "dp"]),
+                "correlation": st.integers(1, 4),
+                "External id": st.integers(1, 2),
+            },
+        ),
+    }
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ROW, min_size=2, max_size=25), st.booleans(), st.integers(1, 6), st.integers(1, 4))
+def test_ties_and_contradictions_do_not_depend_on_where_chunks_end(
+    rows: list[dict[str, Any]], cut: bool, chunk: int, batch: int
+) -> None:
+    text = json.dumps({"traceEvents": rows})
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", directory)
+        path = Path(directory) / "trace.json"
+        path.write_text(text[:-2] if cut else text)
+        at_once = everything(open_run(path, engine="serial"))
+        patch.setattr(gather, "CHUNK_ROWS", chunk)
+        patch.setattr(reading, "BLOCK_ROWS", 1)
+        patch.setattr(merge, "BATCH_ROWS", batch)
+        assert everything(open_run(path, refresh=True, engine="serial")) == at_once
 
 
 @settings(max_examples=200, deadline=None)

@@ -192,6 +192,30 @@ def test_graph_launches_and_launch_doubts(tmp_path: Path) -> None:
     assert said["launch_without_kernel"].startswith("1 of 3")
 
 
+def test_ids_of_all_64_bits_join_rows_to_their_calls(tmp_path: Path) -> None:
+    ids = [2**64 - 17, 2**63, 2**63 - 1, 5]
+    rows = [
+        step(1, 0, 100),
+        *[call("cudaLaunchKernel", 1 + i, 1, one) for i, one in enumerate(ids)],
+        step(2, 100, 100),
+        call("cudaLaunchKernel", 110, 1, 2**64 - 18),
+        *[row(f"k{i}", 120 + 10 * i, 10, correlation=one) for i, one in enumerate(ids)],
+        row("k4", 160, 10, correlation=2**64 - 18),
+        row("none", 170, 10, correlation=2**64 - 1),
+        row("too large", 180, 10, correlation=2**64),
+    ]
+    path = write(tmp_path / "t.json", rows)
+    run = open_run(path)
+    found = decompose(run)
+    assert found.ledger["step_ns"].tolist() == [40_000, 10_000]  # k0 to k3 are of step 1, k4 alone of step 2
+    said = {item.code: item for item in run.health.items}
+    assert set(said) == {"too_large", "no_launch", "outside"}
+    assert said["too_large"].text.startswith("1 number ") and said["too_large"].offset == path.read_text().index(
+        f"{2**64}}}"
+    )
+    assert said["no_launch"].text.startswith("rank 0: 2 of 7 device rows")
+
+
 def test_no_recognised_communication_is_said_with_the_longest_kernels(tmp_path: Path) -> None:
     rows = [row("secret_ring", 0, 500, tid=20), row("gemm", 0, 100)]
     world = {"rank": 1, "world_size": 2}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from strict_reader import assert_same, read_strictly, texts
 
 from stepscope.analysis.ingest import reading
-from stepscope.analysis.ingest.raw import FIELDS, MISSING, NUMBERS, Raw, exact_integer, exact_ns
+from stepscope.analysis.ingest.raw import FIELDS, MISSING, NUMBERS, Raw, exact_id, exact_integer, exact_ns
 from stepscope.analysis.ingest.scanner.codes import MAX_TEXT
-from stepscope.analysis.ingest.scanner.decimals import number
+from stepscope.analysis.ingest.scanner.decimals import identity, number
 from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.ingest.text import decode_text
 
@@ -178,6 +178,27 @@ def test_numbers_are_exact(text: str) -> None:
     data = np.frombuffer(text.encode() + b"#", np.uint8)
     assert number(data, 0, len(text), True) == exact_ns(text)
     assert number(data, 0, len(text), False) == exact_integer(text)
+
+
+IDS_AS_TEXT = [
+    *NUMBERS_AS_TEXT, "9223372036854775809", "18446744073709551613", "18446744073709551614", "18446744073709551615",
+    "18446744073709551616", "18446744073709551620", "99999999999999999999", "09223372036854775808", "00000000000000000000017",
+    " 18446744073709551000\t", "1844674407370955161x", "18446744073709551613.0", "-9223372036854775808",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", IDS_AS_TEXT)
+def test_ids_are_exact(text: str) -> None:
+    data = np.frombuffer(text.encode() + b"#", np.uint8)
+    assert identity(data, 0, len(text)) == exact_id(text)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_ids_of_64_bits_are_told_apart(one: int, other: int) -> None:
+    """But the last two, which say that there is none, and 2^63 itself is not taken for missing."""
+    same = one == other or (exact_id(str(one)) in (0, -1) and exact_id(str(other)) in (0, -1))
+    assert (exact_id(str(one)) == exact_id(str(other))) == (one == other) or same
+    assert exact_id(str(one)) != MISSING
 
 
 @settings(max_examples=500, deadline=None)

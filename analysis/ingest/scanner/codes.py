@@ -13,7 +13,7 @@ from stepscope.analysis.ingest.raw import FIELDS, NUMBERS, TEXTS
 NEED_MORE, END_OF_LIST, OUTPUT_FULL, STRINGS_FULL, SYNTAX = range(5)
 
 # what a repair is: repairs[kind] counts it, repairs[kind + REPAIRS] is the offset of the first, repairs[DIRTY] says "some"
-QUOTE, VALUE, COMMA, LONG_TEXT, TOO_MANY_TEXTS, SWALLOWED, REPAIRS = range(7)
+QUOTE, VALUE, COMMA, LONG_TEXT, TOO_MANY_TEXTS, SWALLOWED, TOO_LARGE, REPAIRS = range(8)
 DIRTY = 2 * REPAIRS
 REPAIRS_SIZE = DIRTY + 1
 
@@ -45,7 +45,7 @@ TOP, ARGS = 0, 1
 KEY_SLOTS = 256
 """Slots of each of the two key tables; a power of two."""
 
-TIME, INTEGER, TEXT = range(3)
+TIME, INTEGER, IDENTITY, TEXT = range(4)
 KEY_AT, KEY_LENGTH, KEY_FORM, KEY_COLUMN, KEY_WIDTH = range(5)
 """A key's row in the table: offset and length of its bytes, its form, its column."""
 
@@ -53,7 +53,7 @@ KEY_AT, KEY_LENGTH, KEY_FORM, KEY_COLUMN, KEY_WIDTH = range(5)
 def key_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The keys of `raw.FIELDS`: int32 [place * KEY_SLOTS + hash] -> key or -1, int64 [key * KEY_WIDTH + ...], their bytes."""
     columns = {name: index for names in (NUMBERS, TEXTS) for index, name in enumerate(names)}
-    forms = {"time": TIME, "integer": INTEGER, "text": TEXT}
+    forms = {"time": TIME, "integer": INTEGER, "id": IDENTITY, "text": TEXT}
     slots = np.full(2 * KEY_SLOTS, -1, np.int32)
     table: list[int] = []
     arena = b""

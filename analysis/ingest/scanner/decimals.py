@@ -12,6 +12,8 @@ from stepscope.analysis.ingest.scanner.options import compiled, inlined
 
 _MISSING = np.int64(MISSING)
 _TENTH_MAX = np.int64(922337203685477580)  # the largest int64 is this and a 7
+_TENTH_OF_ALL = np.uint64(1844674407370955161)  # the largest uint64 is this and a 5
+_HALF_OF_ALL = np.uint64(1 << 63)
 _THOUSANDTH_MAX = np.int64(9223372036854775)  # ... and this and 807
 
 
@@ -19,6 +21,23 @@ _THOUSANDTH_MAX = np.int64(9223372036854775)  # ... and this and 807
 def is_blank(c):
     """Is the byte one of JSON's white space?"""
     return c == 32 or c == 10 or c == 13 or c == 9
+
+
+@inlined
+def is_digit(c):
+    """Is the byte a decimal digit or a minus?"""
+    return c == 45 or (48 <= c <= 57)
+
+
+@compiled
+def is_decimal(b, s, e):
+    """Is it written as a number is: digits first, and nothing that no number has?"""
+    if s >= e or not is_digit(b[s]):
+        return False
+    for i in range(s, e):  # noqa: SIM110
+        if not (is_digit(b[i]) or b[i] == 43 or b[i] == 46 or b[i] == 69 or b[i] == 101):
+            return False
+    return True
 
 
 @compiled
@@ -65,6 +84,29 @@ def number(b, s, e, thousand):
             return _MISSING
         whole = whole * 1000 + below
     return -whole if negative else whole
+
+
+@compiled
+def identity(b, s, e):
+    """As `number`, but of ids (raw.exact_id): from 2 ** 63 on what they exceed 2 ** 64 - 1 by."""
+    first, end = s, e
+    while s < e and is_blank(b[s]):
+        s += 1
+    while e > s and is_blank(b[e - 1]):
+        e -= 1
+    if e - s < 19 or e - s > 20:
+        return number(b, first, end, False)
+    whole = np.uint64(0)
+    for i in range(s, e):
+        digit = b[i] - 48
+        if digit < 0 or digit > 9:
+            return number(b, first, end, False)
+        if whole > _TENTH_OF_ALL or (whole == _TENTH_OF_ALL and digit > 5):
+            return _MISSING
+        whole = whole * np.uint64(10) + np.uint64(digit)
+    if whole < _HALF_OF_ALL:
+        return np.int64(whole)
+    return np.int64(whole + np.uint64(1))
 
 
 @compiled

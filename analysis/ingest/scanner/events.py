@@ -37,7 +37,7 @@ from stepscope.analysis.ingest.scanner.codes import (
     TIME,
     TOP,
 )
-from stepscope.analysis.ingest.scanner.decimals import is_blank, number, plain_number
+from stepscope.analysis.ingest.scanner.decimals import is_blank, is_digit, plain_number
 from stepscope.analysis.ingest.scanner.lexer import (
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -58,6 +58,7 @@ from stepscope.analysis.ingest.scanner.output import (
     key_of,
     letter_of,
     put,
+    put_number,
     put_text,
     store,
 )
@@ -78,11 +79,6 @@ def settle(repairs, pending, keep):
 @inlined
 def _is_args(b, s, e):
     return e - s == 4 and b[s] == 97 and b[s + 1] == 114 and b[s + 2] == 103 and b[s + 3] == 115
-
-
-@inlined
-def _is_digit(c):
-    return c == 45 or (48 <= c <= 57)
 
 
 @inlined
@@ -153,7 +149,7 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
                 return SYNTAX, i  # a string without end has run into the next event
         start = i
         form = keys.table[key * KEY_WIDTH + KEY_FORM] if key >= 0 else TEXT
-        if _is_digit(b[start]):
+        if is_digit(b[start]):
             value, i = plain_number(b, start, n, form == TIME)
             if i >= 0:
                 last_key, last_start = key, -1
@@ -170,7 +166,7 @@ def _scan_event(b, i, n, final, out, row, keys, strings, state, repairs):
                 last_key, last_start, last_end = key, start + 1, i
                 if key >= 0:
                     if form != TEXT:
-                        put(number(b, start + 1, i, form == TIME), key, out, row, keys)
+                        put_number(b, start + 1, i, form, key, out, row, keys, state, repairs)
                     elif not put_text(b, start + 1, i, True, key, out, row, keys, strings, state, repairs):
                         return STRINGS_FULL, i
                 i += 1

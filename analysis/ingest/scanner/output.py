@@ -12,6 +12,8 @@ import numpy as np
 from stepscope.analysis.ingest.raw import MISSING, NUMBERS, TEXTS
 from stepscope.analysis.ingest.scanner.codes import (
     ARGS,
+    BASE,
+    IDENTITY,
     KEY_AT,
     KEY_COLUMN,
     KEY_FORM,
@@ -21,10 +23,11 @@ from stepscope.analysis.ingest.scanner.codes import (
     LETTERS,
     TEXT,
     TIME,
+    TOO_LARGE,
 )
-from stepscope.analysis.ingest.scanner.decimals import number
+from stepscope.analysis.ingest.scanner.decimals import identity, is_decimal, number
 from stepscope.analysis.ingest.scanner.interning import intern, same
-from stepscope.analysis.ingest.scanner.lexer import is_kept
+from stepscope.analysis.ingest.scanner.lexer import count, is_kept
 from stepscope.analysis.ingest.scanner.options import compiled, inlined
 
 _MISSING = np.int64(MISSING)
@@ -100,6 +103,15 @@ def put(value, key, out, row, keys):
     out.used[column] = 1
 
 
+@compiled
+def put_number(b, s, e, form, key, out, row, keys, state, repairs):
+    """Put the number b[s:e] into a column of numbers; one that does not fit is counted (times are where they are used)."""
+    value = identity(b, s, e) if form == IDENTITY else number(b, s, e, form == TIME)
+    if value == _MISSING and form != TIME and is_decimal(b, s, e):
+        count(repairs, TOO_LARGE, state[BASE] + s)
+    put(value, key, out, row, keys)
+
+
 @inlined
 def put_text(b, s, e, text, key, out, row, keys, strings, state, repairs):
     """Intern b[s:e] for a text column; False when the string table is full."""
@@ -119,7 +131,7 @@ def store(b, s, e, text, key, out, row, keys, strings, state, repairs):
     """Put the value b[s:e] (without its quotes if `text`) into the column of `key`; False when the string table is full."""
     form = keys.table[key * KEY_WIDTH + KEY_FORM]
     if form != TEXT:
-        put(number(b, s, e, form == TIME), key, out, row, keys)
+        put_number(b, s, e, form, key, out, row, keys, state, repairs)
         return True
     return put_text(b, s, e, text, key, out, row, keys, strings, state, repairs)
 
