@@ -21,6 +21,9 @@ Columns = dict[str, np.ndarray]
 CACHE_BYTES = 256 << 20
 """Columns that a run keeps in memory once they are read, over all of its ranks."""
 
+FEW_ROWS = 1 << 20
+"""Of a rank with no more rows whole columns are kept, though only a piece at a time is asked for."""
+
 
 @dataclass
 class RankData:
@@ -120,9 +123,14 @@ class Run:
         return {name: have[name] for name in wanted}
 
     def pieces(self, rank: int, *names: str) -> Iterator[Columns]:
-        """Some columns of one rank's events, consecutive rows at a time, not cached: for whoever needs few of many rows."""
+        """Some columns of one rank's events, consecutive rows at a time: for whoever needs few of many rows.
+
+        They are not cached, unless others of so few rows already are.
+        """
         self._check(rank)
-        if self._load_pieces is None:
+        read = self._columns.get(rank, {})
+        few = 0 < min((len(values) for values in read.values()), default=0) <= FEW_ROWS
+        if self._load_pieces is None or few:
             yield self.columns(rank, *names)
         else:
             yield from self._load_pieces(rank, names)

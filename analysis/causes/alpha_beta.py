@@ -15,6 +15,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import pandas as pd
 
+from stepscope.analysis.causes.columns import coded, firsts
+
 NORMAL_95 = 1.959963984540054
 """Half width of a 95 % interval in standard deviations."""
 
@@ -203,22 +205,26 @@ def samples(parts: pd.DataFrame) -> pd.DataFrame:
     columns = ["group", "axis", "collective", "group_size", "match_id", "rank", "step", "bytes", "duration_ns"]
     if parts.empty:
         return pd.DataFrame(columns=columns)
-    bad = parts["unmatched"] | parts["partial"] | parts["violation"] | parts["impossible"]
-    doubtful = set(parts.loc[bad, "match_id"])
-    needed = ["group", "axis", "collective", "match_id", "rank", "step", "bytes", "arrival_ns", "end_ns"]
-    good = parts[needed] if not doubtful else parts[needed][~parts["match_id"].isin(doubtful)]
-    good = good.assign(duration_ns=good["end_ns"] - good["arrival_ns"])
-    grouped = good.groupby("match_id", sort=False)
-    good = good.assign(
-        bytes=grouped["bytes"].transform("max"),
-        group_size=grouped["rank"].transform("size"),
-        kinds=grouped["collective"].transform("nunique"),
-    )
-    ordered = good.sort_values(["match_id", "arrival_ns", "duration_ns"], ascending=[True, False, True], kind="stable")
-    last = ordered.drop_duplicates("match_id")
-    last = last[(last["group_size"] > 1) & (last["bytes"] > 0)]
-    paired = (last["kinds"] == 2) & last["collective"].isin(("send", "receive"))
-    return last.assign(collective=last["collective"].where(~paired, "send_receive"))[columns]
+    names = ("match_id", "bytes", "arrival_ns", "end_ns", "unmatched", "partial", "violation", "impossible")
+    match, size, arrival, end, *doubts = (parts[name].to_numpy() for name in names)
+    words, kind = coded(parts["collective"])
+    order = np.lexsort((end - arrival, -arrival, match))
+    first = firsts(match[order])
+    last, count = order[first], np.diff(np.append(first, len(order)))
+    largest = np.maximum.reduceat(size[order], first)
+    good = ~np.logical_or.reduceat(np.logical_or.reduce(doubts)[order], first) & (count > 1) & (largest > 0)
+    low, high = (one.reduceat(kind[order], first) for one in (np.minimum, np.maximum))
+    other = (kind[order] != np.repeat(low, count)) & (kind[order] != np.repeat(high, count))
+    paired = (low != high) & ~np.logical_or.reduceat(other, first)  # two kinds of operation: a send and its receive
+    paired &= np.isin(kind[last], [at for at, word in enumerate(words) if word in ("send", "receive")])
+    found = parts[["group", "axis", "collective", "match_id", "rank", "step"]].iloc[last[good]]
+    collective = np.where(paired, len(words), kind[last])[good]
+    return found.assign(
+        collective=pd.Series([*words, "send_receive"]).array.take(collective),
+        group_size=count[good],
+        bytes=largest[good],
+        duration_ns=(end - arrival)[last[good]],
+    )[columns]
 
 
 def alpha_beta(parts: pd.DataFrame, steps: tuple[int | str, ...]) -> AlphaBeta:

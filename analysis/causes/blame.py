@@ -21,7 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analysis.causes.exposed import Held, Step, WaitTable, holders, places
+from stepscope.analysis.causes.columns import places
+from stepscope.analysis.causes.exposed import Held, Step, WaitTable, holders
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from stepscope.analysis import intervals
-from stepscope.analysis.causes.summary import Means
+from stepscope.analysis.causes.columns import places
+from stepscope.analysis.causes.summary import Means, step_key
 from stepscope.analysis.intervals import Intervals
-from stepscope.analysis.ledger.decompose import Decomposition, RankTime
+from stepscope.analysis.ledger.decompose import Decomposition, RankTime, step_column
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, PHASES, code_of
 
@@ -32,18 +33,22 @@ UNSPLIT = " (unsplit)"
 
 def operation_classes(run: Run, decomposition: Decomposition) -> pd.DataFrame:
     """One row a (rank, step, class) that took time: COLUMNS, ns."""
-    rows: dict[str, list[object]] = {name: [] for name in COLUMNS}
-    names = part_names(decomposition) if decomposition.matches.table is not None else None
+    place: dict[str, int] = {}  # of each class among all of them
+    pieces: list[tuple[np.ndarray, ...]] = []
+    named = part_names(decomposition) if decomposition.matches.table is not None else None
     for rank, time in decomposition.time.items():
         windows = decomposition.windows[rank]
-        for name, where in class_intervals(run, decomposition, rank, time, names):
+        steps = step_column(windows.steps)
+        for name, where in class_intervals(run, decomposition, rank, time, named):
             measured = intervals.covered(where, windows.start_ns, windows.end_ns)
-            for at in np.flatnonzero(measured).tolist():
-                rows["rank"].append(rank)
-                rows["step"].append(windows.steps[at])
-                rows["class"].append(name)
-                rows["ns"].append(int(measured[at]))
-    return pd.DataFrame(rows).astype({"class": str})  # also of a run in which nothing took time
+            at = np.flatnonzero(measured)
+            code = place.setdefault(name, len(place))
+            pieces.append((np.full(len(at), rank), steps[at], np.full(len(at), code), measured[at]))
+    if not pieces:
+        pieces.append((np.empty(0, np.int64), step_column([]), np.empty(0, np.int64), np.empty(0, np.int64)))
+    ranks, step, which, ns = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    texts = pd.Series(list(place), dtype=str).array.take(which)  # few words become text once, not once a row
+    return pd.DataFrame({"rank": ranks, "step": pd.Series(step.tolist()), "class": texts, "ns": ns})
 
 
 def class_steps(classes: pd.DataFrame, mean: Means) -> list[dict[str, Fraction]]:
@@ -57,12 +62,33 @@ def class_steps(classes: pd.DataFrame, mean: Means) -> list[dict[str, Fraction]]
     return [{name: Fraction(ns, len(mean.counted[step])) for name, ns in total[step].items()} for step in mean.steps]
 
 
+def _class_totals(classes: pd.DataFrame, mean: Means) -> dict[str, Fraction]:
+    """The sum over counted steps of `class_steps`, exactly; the classes of the first step first, each in the rows' order."""
+    code, names = pd.factorize(classes["class"])
+    step, labels = pd.factorize(classes["step"])
+    place = {label: at for at, label in enumerate(mean.steps)}
+    step = np.array([place.get(step_key(label), -1) for label in labels], np.int64)[step]
+    counted = np.array([[rank in mean.counted[label] for rank in mean.ranks] for label in mean.steps], bool)
+    counted = counted.reshape(len(mean.steps), len(mean.ranks))
+    rank = places(classes["rank"].to_numpy(np.int64), np.array(mean.ranks, np.int64))
+    rows = np.flatnonzero((step >= 0) & (rank >= 0))
+    rows = rows[counted[step[rows], rank[rows]]]
+    rows = rows[np.argsort(step[rows], kind="stable")]
+    code, ranks = code[rows], counted.sum(axis=1)[step[rows]]
+    found = {str(names[one]): Fraction(0) for one in code[np.sort(np.unique(code, return_index=True)[1])].tolist()}
+    for number in np.unique(ranks).tolist():  # ranks that count in a step: mostly all of them in each
+        of, total = ranks == number, np.zeros(len(names), np.int64)
+        np.add.at(total, code[of], classes["ns"].to_numpy(np.int64)[rows[of]])
+        for one in np.flatnonzero(total).tolist():
+            found[str(names[one])] += Fraction(int(total[one]), number)
+    return found
+
+
 def class_means(classes: pd.DataFrame, mean: Means) -> pd.DataFrame:
     """CLASS_MEAN_COLUMNS of the counted ranks and steps, the longest first. `share`: of the mean step; they sum to those
     of the terms that they are part of (memory copies and idle have no classes)."""
-    steps = class_steps(classes, mean)
-    names = dict.fromkeys(name for one in steps for name in one)
-    found = [(name, float(sum((one.get(name, 0) for one in steps), Fraction(0)) / len(steps))) for name in names]
+    total = _class_totals(classes, mean)
+    found = [(name, float(ns / len(mean.steps))) for name, ns in total.items()]
     found.sort(key=lambda one: -one[1])
     step = float(mean.step_ns or 0)
     rows = [(*taken_apart(name), ns, ns / step if step else np.nan) for name, ns in found]
@@ -85,47 +111,56 @@ def taken_apart(name: str) -> tuple[str, str, str, str, bool]:
 
 
 def class_intervals(
-    run: Run, decomposition: Decomposition, rank: int, time: RankTime, names: np.ndarray | None = None
+    run: Run, decomposition: Decomposition, rank: int, time: RankTime, named: Named | None = None
 ) -> Iterator[tuple[str, Intervals]]:
-    """The classes of one rank with their instants (own clock); disjoint. `names`: of part_names, where they are at hand."""
+    """The classes of one rank with their instants (own clock); disjoint. `named`: of part_names, where it is at hand."""
     for phase, where in phase_intervals(run, rank, time.terms["compute"]).items():
         yield f"compute {phase}", where
     table, waits = decomposition.matches.table, decomposition.matches.waits
     if table is None or waits is None:
         return
-    mine = np.flatnonzero(table["rank"] == list(table.ranks).index(rank))
-    names = part_names(decomposition) if names is None else names
+    mine = table.of_rank(rank)
+    names, code = part_names(decomposition) if named is None else named
     shift = (table["arrival_own"] - table["arrival"])[mine]
     start, end = waits.wait_end[mine] + shift, table["end_own"][mine]
-    yield from _by_part(names[mine], start, end, waits.split[mine], time.terms["visible_comm"])
+    yield from _by_part((names, code[mine]), start, end, waits.split[mine], time.terms["visible_comm"])
     charged = time.charged
+    blockers = code[charged.part]
     for term, chosen in (("bubble", charged.bubble), ("imbalance", ~charged.bubble)):
-        blockers = names[charged.part[chosen]]
-        for name in sorted(set(blockers)):
-            of = blockers == name
-            yield f"{term} {name}", intervals.union(charged.start[chosen][of], charged.end[chosen][of])
+        for one in np.unique(blockers[chosen]).tolist():
+            of = chosen & (blockers == one)
+            yield f"{term} {names[one]}", intervals.union(charged.start[of], charged.end[of])
 
 
 def _by_part(
-    names: np.ndarray, start: np.ndarray, end: np.ndarray, split: np.ndarray, visible: Intervals
+    named: Named, start: np.ndarray, end: np.ndarray, split: np.ndarray, visible: Intervals
 ) -> Iterator[tuple[str, Intervals]]:
     """Visible communication by class; instants that several share go to what could be split, then by name."""
     left = visible
+    names, code = named
     for sure in (True, False):
-        for name in sorted(set(names[split == sure])):
-            of = (names == name) & (split == sure)
+        for one in np.unique(code[split == sure]).tolist():
+            of = (code == one) & (split == sure)
             taken = intervals.intersect(left, intervals.union(start[of], end[of]))
             left = intervals.subtract(left, taken)
-            yield f"visible_comm {name}{'' if sure else UNSPLIT}", taken
+            yield f"visible_comm {names[one]}{'' if sure else UNSPLIT}", taken
 
 
-def part_names(decomposition: Decomposition) -> np.ndarray:
+Named = tuple[list[str], np.ndarray]
+"""Names in order, and of each part the place of its own."""
+
+
+def part_names(decomposition: Decomposition) -> Named:
     """Of each part of the matched table: `axis collective` (`unknown` where the trace does not tell)."""
     table = decomposition.matches.table
     assert table is not None
-    axis = np.array([*AXES, UNKNOWN_AXIS], object)[table["axis"]]
-    collective = np.array([*COLLECTIVES, UNKNOWN_COLLECTIVE], object)[table["collective"]]
-    return np.asarray(axis + " " + collective, object)
+    count = len(COLLECTIVES) + 1
+    code = (table["axis"].astype(np.int64) + 1) * count + table["collective"] + 1
+    codes, which = np.unique(code, return_inverse=True)
+    axes, collectives = [UNKNOWN_AXIS, *AXES], [UNKNOWN_COLLECTIVE, *COLLECTIVES]
+    names = [f"{axes[one // count]} {collectives[one % count]}" for one in codes.tolist()]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return [names[one] for one in order], np.argsort(order)[which]
 
 
 def phase_intervals(

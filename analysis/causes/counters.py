@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from stepscope.analysis.ledger.decompose import step_column
 from stepscope.analysis.ledger.steps import Windows
 from stepscope.analysis.run import Run
 
@@ -27,14 +28,14 @@ def _of_rank(run: Run, rank: int, steps: Windows, names: Sequence[str]) -> pd.Da
     at = np.searchsorted(steps.start_ns, time, "right") - 1
     inside = (at >= 0) & (time < np.append(steps.end_ns, 0)[at])
     rows = np.flatnonzero(np.isin(counters["name_id"], wanted) & inside)
-    words = np.array([*strings, ""], object)
+    words = pd.Series([*strings, ""]).array
     return pd.DataFrame(
         {
             "rank": rank,
-            "step": pd.Series([steps.steps[place] for place in at[rows].tolist()], dtype="object"),
+            "step": pd.Series(step_column(steps.steps)[at[rows]], dtype="object"),
             "time_ns": time[rows],
-            "name": words[counters["name_id"][rows]],
-            "key": words[counters["key_id"][rows]],
+            "name": words.take(counters["name_id"][rows]),
+            "key": words.take(counters["key_id"][rows]),
             "value": counters["value"][rows],
         },
         columns=list(COLUMNS),

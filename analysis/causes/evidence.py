@@ -11,6 +11,7 @@ from stepscope.analysis import intervals
 from stepscope.analysis.causes.actions import step_durations
 from stepscope.analysis.causes.blame import Allowance, Blame, blame
 from stepscope.analysis.causes.classes import ahead_of
+from stepscope.analysis.causes.columns import firsts
 from stepscope.analysis.causes.exposed import WaitTable, holders
 from stepscope.analysis.causes.pipeline import alike, planned_tables, stage_of
 from stepscope.analysis.causes.plan import PlanReplay, replay
@@ -140,13 +141,14 @@ def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
     parts = decomposition.matches.parts
     if parts.empty:
         return {}
-    counted = set(counted_rows(decomposition.ledger)["step"])
-    needed = ["match_id", "rank", "arrival_ns", "wait_ns", "last_rank"]
-    last = parts[needed][(parts["last_rank"] >= 0) & ~parts["unmatched"]]
-    last = last.sort_values(["match_id", "wait_ns"], ascending=[True, False], kind="stable").drop_duplicates("match_id")
-    steps = steps_at(decomposition, last["rank"].to_numpy(), last["arrival_ns"].to_numpy())
-    inside = np.array([step in counted for step in steps.tolist()], bool)
-    ranks, counts = np.unique(last[inside]["last_rank"].to_numpy(), return_counts=True)
+    names = ("match_id", "rank", "arrival_ns", "wait_ns", "last_rank", "unmatched")
+    match, rank, arrival, wait, last, unmatched = (parts[name].to_numpy() for name in names)
+    told = np.flatnonzero((last >= 0) & ~unmatched)
+    told = told[np.lexsort((-wait[told], match[told]))]
+    told = told[firsts(match[told])]  # of each communication the part that waited longest
+    step = pd.Series(steps_at(decomposition, rank[told], arrival[told]))
+    inside = step.isin(counted_rows(decomposition.ledger)["step"].unique()).to_numpy()
+    ranks, counts = np.unique(last[told[inside]], return_counts=True)
     return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
 
 

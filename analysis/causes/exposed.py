@@ -119,11 +119,3 @@ def _summed(found: Sequence[tuple[np.ndarray, ...]], lanes: int) -> Held:
     total = np.add.reduceat(ns[order], edges)
     first = order[edges[total > 0]]
     return Held(wait[first], holder[first], total[total > 0])
-
-
-def places(values: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """The place of each value in a sorted array without repetitions, -1 for one that it does not hold."""
-    if not len(among):
-        return np.full(len(values), -1)
-    at = np.minimum(np.searchsorted(among, values), len(among) - 1)
-    return np.where(among[at] == values, at, -1)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from stepscope.analysis import intervals
 from stepscope.analysis.causes.classes import ahead_of
+from stepscope.analysis.causes.columns import coded
 from stepscope.analysis.ledger.decompose import Decomposition
 from stepscope.analysis.ledger.keys import code_columns
 from stepscope.analysis.run import Columns
@@ -34,17 +35,17 @@ def links(
 
     Left out: what was not recorded at both ends, violations of causality, impossible durations.
     """
-    messages = _messages(parts, steps)
+    axes, axis = coded(parts["axis"])
+    messages = _messages(parts, axis, steps)
     if messages is None:
         return pd.DataFrame(columns=list(LINK_COLUMNS))
     rows, counted = [], frozenset(steps)
     for mine in _by_link(messages):
-        axis, collective, source, target = (messages[name][mine[0]] for name in KEYS)
-        source, target = int(source), int(target)
+        at, collective, source, target = (int(messages[name][mine[0]]) for name in KEYS)
         transfer, end = messages["transfer_ns"][mine], messages["end_ns"][mine]
         rows.append(
             {
-                **{"axis": axis, "collective": collective, "source": source, "target": target},
+                **{"axis": axes[at], "collective": COLLECTIVES[collective], "source": source, "target": target},
                 **{"source_stage": stage_of(source), "target_stage": stage_of(target)},
                 "messages_per_step": len(mine) / len(steps),
                 "median_bytes": float(np.median(messages["bytes"][mine])),
@@ -61,18 +62,20 @@ def links(
 
 KEYS = ("axis", "collective", "source", "target")
 
+COLLECTIVES = ("ring_shift", "send_receive")
+
 
 def _by_link(messages: Columns) -> list[np.ndarray]:
     """The rows of each link, in their order."""
-    codes = [np.unique(messages[name], return_inverse=True)[1] for name in KEYS]
-    code = code_columns(codes)
+    code = code_columns([messages[name] for name in KEYS])
     order = np.argsort(code, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
 
 
-def _messages(parts: pd.DataFrame, steps: tuple[int | str, ...]) -> Columns | None:
-    """One row a message: axis, collective, source, target, bytes, transfer_ns, end_ns (common clock); None for none."""
-    columns = {name: parts[name].to_numpy() for name in (*PART, "axis", "collective")}
+def _messages(parts: pd.DataFrame, axis: np.ndarray, steps: tuple[int | str, ...]) -> Columns | None:
+    """One row a message: KEYS (axis as in `axis`, collective a place in COLLECTIVES), bytes, transfer_ns, end_ns (common
+    clock); None where there is none."""
+    columns = {name: parts[name].to_numpy() for name in PART}
     match, rank, source = (columns[name] for name in ("match_id", "rank", "source"))
     if not (source >= 0).any():
         return None
@@ -86,10 +89,10 @@ def _messages(parts: pd.DataFrame, steps: tuple[int | str, ...]) -> Columns | No
     got, given = got[whole], given[whole]
     if len(got) == 0:
         return None
-    transfer, ring = columns["transfer_ns"], columns["collective"][got] == "ring_shift"
+    transfer, ring = columns["transfer_ns"], (parts["collective"] == "ring_shift").to_numpy(bool)[got]
     return {
-        "axis": columns["axis"][got].astype(object),
-        "collective": np.where(ring, "ring_shift", "send_receive"),
+        "axis": axis[got],
+        "collective": np.where(ring, 0, 1),
         "source": source[got],
         "target": rank[got],
         "bytes": columns["bytes"][got],

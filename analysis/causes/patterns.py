@@ -65,13 +65,12 @@ def drifts(waits: Sequence[int], least: float) -> bool:
     if len(waits) > MOST_PAIRED:
         place = np.linspace(0, len(waits) - 1, MOST_PAIRED).round().astype(np.int64)
     values, count = np.asarray(waits, np.float64)[place], len(place)
-    first, second = np.triu_indices(count, 1)
-    rise = values[second] - values[first]
-    signs = int(np.sign(rise).sum())
+    signs = sum(int(np.sign(values[gap:] - values[:-gap]).sum()) for gap in range(1, count))
     deviation = (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
     if (abs(signs) - 1) / deviation < CERTAIN:
         return False
-    change = abs(float(np.median(rise / (place[second] - place[first])))) * (len(waits) - 1)
+    first, second = np.triu_indices(count, 1)
+    change = abs(float(np.median((values[second] - values[first]) / (place[second] - place[first])))) * (len(waits) - 1)
     return change >= max(least, median(waits) / 2)
 
 

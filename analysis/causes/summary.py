@@ -6,9 +6,10 @@ step exactly; for JSON the terms are written as multiples of 1/1024 ns, whose su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,28 @@ class Means:
 
     `by_step` holds, per step, the means over ranks; `values` their means over steps. Both map MEAN_COLUMNS and
     `step_ns`. `ranks` and `steps` are those that count; `counted`: which ranks do in each step (all of them, unless no
-    step is whole on all ranks).
+    step is whole on all ranks); `sums`: by column, the sum over them in each step.
     """
 
     ranks: tuple[int, ...]
     steps: tuple[int | str, ...]
-    by_step: tuple[dict[str, Fraction], ...]
     values: dict[str, Fraction]
     counted: Mapping[int | str, frozenset[int]] = field(default_factory=dict)
+    sums: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @cached_property
+    def by_step(self) -> tuple[dict[str, Fraction], ...]:
+        """Exact means of every step."""
+        numbers = [len(self.counted[step]) for step in self.steps]
+        return tuple(
+            {name: Fraction(column[at], number) for name, column in self.sums.items()}
+            for at, number in enumerate(numbers)
+        )
+
+    @property
+    def step_lengths(self) -> list[float]:
+        """Mean time of each step, ns."""
+        return [ns / len(self.counted[step]) for step, ns in zip(self.steps, self.sums["step_ns"], strict=True)]
 
     @property
     def step_ns(self) -> Fraction | None:
@@ -91,26 +106,26 @@ def means(ledger: pd.DataFrame) -> Means:
     """Exact means of every term over the counted rows; empty `values` where there is none."""
     rows = counted_rows(ledger)
     if rows.empty:
-        return Means((), (), (), {})
-    names = ("step_ns", *MEAN_COLUMNS)
+        return Means((), (), {})
     code, labels = pd.factorize(rows["step"])
-    number = np.bincount(code).tolist()
-    sums = {name: _summed(code, rows[name].to_numpy(), len(labels)) for name in names}
-    by_step = {
-        step_key(label): {name: Fraction(sums[name][at], number[at]) for name in names}
-        for at, label in enumerate(labels)
-    }
-    steps = tuple(sorted(by_step, key=_step_order))
-    ordered = tuple(by_step[step] for step in steps)
-    if len(set(number)) == 1:  # on equal ranks in each step, as nearly always
-        values = {name: Fraction(sum(sums[name]), number[0] * len(ordered)) for name in names}
+    keys = [step_key(label) for label in labels]
+    order = sorted(range(len(keys)), key=lambda at: _step_order(keys[at]))
+    sums = {}
+    for name in ("step_ns", *MEAN_COLUMNS):
+        total = _summed(code, rows[name].to_numpy(), len(labels))
+        sums[name] = [total[at] for at in order]
+    ranks: list[list[int]] = [[] for _ in keys]
+    for at, rank in zip(code.tolist(), rows["rank"].tolist(), strict=True):
+        ranks[at].append(rank)
+    steps = tuple(keys[at] for at in order)
+    counted = {keys[at]: frozenset(ranks[at]) for at in order}
+    numbers = [len(counted[step]) for step in steps]
+    if len(set(numbers)) == 1:  # on equal ranks in each step, as nearly always
+        values = {name: Fraction(sum(column), numbers[0] * len(steps)) for name, column in sums.items()}
     else:
-        values = {name: sum((row[name] for row in ordered), Fraction(0)) / len(ordered) for name in names}
-    ranks_of: dict[int | str, set[int]] = {step_key(label): set() for label in labels}
-    for label, rank in zip(rows["step"].tolist(), rows["rank"].tolist(), strict=True):
-        ranks_of[step_key(label)].add(rank)
-    counted = {step: frozenset(ranks) for step, ranks in ranks_of.items()}
-    return Means(tuple(sorted({int(r) for r in rows["rank"]})), steps, ordered, values, counted)
+        each = {name: map(Fraction, column, numbers) for name, column in sums.items()}
+        values = {name: sum(column, Fraction(0)) / len(steps) for name, column in each.items()}
+    return Means(tuple(sorted({int(rank) for rank in rows["rank"]})), steps, values, counted, sums)
 
 
 def _summed(code: np.ndarray, values: np.ndarray, size: int) -> list[int]:

@@ -6,6 +6,7 @@ predicted. Formulas: traffic.py, and definitions.md, Volumes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
@@ -13,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from stepscope.analysis.causes.columns import coded, firsts, places
 from stepscope.analysis.causes.pipeline import stage_of
 from stepscope.analysis.causes.setup import Setup
 from stepscope.analysis.causes.traffic import Flow, predicted, sent_share
+from stepscope.analysis.ledger.keys import code_columns
 from stepscope.tracer.schema import RunMeta
 
 VOLUME_COLUMNS = (
@@ -52,31 +55,45 @@ def recorded(
     `parts`: Matches.parts of those steps and ranks. A strategy that is not known is the empty word.
     """
     stages = {rank: stage_of(meta, rank) for rank in ranks}
-    sizes = {group.name: len(group.ranks) for group in meta.groups}
+    members = Counter(stages.values())
+    rank, known = parts["rank"].to_numpy(np.int64), np.array(sorted(stages), np.int64)
+    rows = np.flatnonzero(places(rank, known) >= 0)
+    stage = np.array([stages[one] for one in known.tolist()], np.int64)[places(rank[rows], known)]
+    words, codes = zip(*(coded(parts[name]) for name in ("strategy", "collective", "axis")), strict=True)
+    kind = code_columns([stage, codes[0][rows], codes[1][rows]])
+    order = np.argsort(kind, kind="stable")
+    number, size = _group_sizes(meta, parts), parts["bytes"].to_numpy(np.int64)
     found: dict[tuple[int, str, str], tuple[str, Volume]] = {}
-    frame = parts.assign(stage=parts["rank"].map(stages), seen=parts.groupby("match_id")["rank"].transform("size"))
-    for place in sorted(set(stages.values())):
-        share = steps * sum(1 for stage in stages.values() if stage == place)
-        of_stage = frame[frame["stage"] == place]
-        for (strategy, collective), part in of_stage.groupby(["strategy", "collective"], sort=True):
-            sent = _sent(part, str(collective), sizes)
-            known = bool((part["bytes"] >= 0).all())
-            size = Fraction(int(part["bytes"].sum()), share) if known else None
-            volume = Volume(Fraction(len(part), share), size, None if sent is None or not known else sent / share)
-            axes = ", ".join(sorted({str(axis) for axis in part["axis"].unique()} - {""}))
-            found[place, str(strategy), str(collective)] = (axes, volume)
+    for mine in np.split(order, firsts(kind[order])[1:]) if len(order) else []:
+        place, mine = int(stage[mine[0]]), rows[mine]
+        strategy, collective = (words[one][codes[one][mine[0]]] for one in range(2))
+        share = steps * members[place]
+        told = bool((size[mine] >= 0).all())
+        sent = _sent(collective, number[mine], size[mine]) if told else None
+        total = Fraction(int(size[mine].sum()), share) if told else None
+        volume = Volume(Fraction(len(mine), share), total, None if sent is None else sent / share)
+        axes = ", ".join(words[2][one] for one in np.unique(codes[2][mine]).tolist() if words[2][one])
+        found[place, strategy, collective] = (axes, volume)
     return found
 
 
-def _sent(part: pd.DataFrame, collective: str, sizes: Mapping[str, int]) -> Fraction | None:
-    """Bytes sent for operations of one kind; None where their share of the message is not known."""
+def _group_sizes(meta: RunMeta, parts: pd.DataFrame) -> np.ndarray:
+    """Ranks of each part's group: as run.json says, else as many as were seen in its communication."""
+    sizes = {group.name: len(group.ranks) for group in meta.groups}
+    names, group = coded(parts["group"])
+    said = np.array([sizes.get(name, -1) for name in names], np.int64)[group]
+    _, match, seen = np.unique(parts["match_id"].to_numpy(), return_inverse=True, return_counts=True)
+    return np.where(said >= 0, said, seen[match])
+
+
+def _sent(collective: str, ranks: np.ndarray, size: np.ndarray) -> Fraction | None:
+    """Bytes sent for operations of one kind over so many ranks; None where their share of the message is not known."""
     total = Fraction(0)
-    ranks = part["group"].map(sizes).fillna(part["seen"])
-    for number, of_group in part.groupby(ranks.to_numpy(np.int64)):
-        share = sent_share(collective, int(str(number)))
+    for number in np.unique(ranks).tolist():
+        share = sent_share(collective, number)
         if share is None:
             return None
-        total += share * int(of_group["bytes"].sum())
+        total += share * int(size[ranks == number].sum())
     return total
 
 

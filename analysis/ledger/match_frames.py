@@ -64,6 +64,7 @@ def parts_frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequen
         return np.where(unmatched, -1, values)[order]
 
     wait = waits.wait_end - parts["arrival"]
+    streams, stream = _streams(parts, lanes)
     columns = {
         "match_id": matched.match[order],
         "rank": ranks[parts["rank"][order]],
@@ -74,7 +75,7 @@ def parts_frame(parts: Parts, matched: keys.Matched, waits: Waits, lanes: Sequen
         "collective": _words([*COLLECTIVES, ""], parts["collective"][order]),
         "seq": parts["seq"][order],
         "bytes": parts["bytes"][order],
-        "stream": _streams(parts, lanes)[order],
+        "stream": _words(streams, stream[order]),
         "op_id": parts["op_id"][order],
         "arrival_ns": parts["arrival"][order],
         "end_ns": parts["end"][order],
@@ -101,15 +102,15 @@ def _sources(parts: Parts) -> np.ndarray:
     return np.where(collective == RING, parts["peer_from"].astype(np.int64), received)
 
 
-def _words(words: Sequence[str], codes: np.ndarray) -> np.ndarray:
-    """Text column of codes; -1 is the last of `words`, the empty one."""
-    return np.array(words, object)[codes]
+def _words(words: Sequence[str], codes: np.ndarray) -> pd.api.extensions.ExtensionArray:
+    """Text column of codes; -1 is the last of `words`, the empty one. Few words become text once, not once a row."""
+    return pd.Series(words).array.take(np.where(codes < 0, len(words) - 1, codes))
 
 
-def _streams(parts: Parts, lanes: Sequence[tuple[str, ...]]) -> np.ndarray:
-    names = np.array([name for lane in lanes for name in lane] or [""], object)
+def _streams(parts: Parts, lanes: Sequence[tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
+    """Names of all streams of all ranks, and of each part the place of its own."""
     base = np.concatenate(([0], np.cumsum([len(lane) for lane in lanes])))[:-1]
-    return names[base[parts["rank"]] + parts["lane"]]
+    return [name for lane in lanes for name in lane] or [""], base[parts["rank"]] + parts["lane"]
 
 
 def clock_frame(parts: Parts, clocks: clock.Clocks, waits: Waits) -> pd.DataFrame:

@@ -198,7 +198,7 @@ def _typical_step(mean: Means) -> int | str | None:
     """The counted step whose time is closest to the median."""
     if not mean.steps:
         return None
-    lengths = np.array([float(step["step_ns"]) for step in mean.by_step])
+    lengths = np.array(mean.step_lengths)
     return mean.steps[int(np.abs(lengths - np.median(lengths)).argmin())]
 
 

@@ -212,8 +212,9 @@ def test_pieces_are_the_columns_some_rows_at_a_time(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(rank_writer, "ROW_GROUP", 4)
     run = open_run(write_run(tmp_path / "run"))
     names = ("start_ns", "kind", "rank", "lane")  # one of them is a constant
-    whole = run.columns(0, *names)
     pieces = list(run.pieces(0, *names))
+    whole = run.columns(0, *names)
+    assert len(list(run.pieces(0, *names, "dur_ns"))) == 1  # of so few rows of which columns are in memory
     assert len(pieces) > 1 and {len(piece["kind"]) for piece in pieces[:-1]} == {4}
     for name in names:
         np.testing.assert_array_equal(np.concatenate([piece[name] for piece in pieces]), whole[name])
