@@ -135,8 +135,8 @@ class SimulatedRun:
         """One rank a stage."""
         return Mesh(pp=self.stages)
 
-    def rows(self) -> list[list[list[Row]]]:
-        """`[stage][step]`: the rows of one rank's step, in the order in which a rank file has them."""
+    def rows(self) -> Iterator[list[list[Row]]]:
+        """Stage after stage, `[step]`: the rows of one rank's step, in the order in which a rank file has them."""
         tables = plan(self.schedule, self.stages, self.microbatches, self.chunks)
         played = play(
             [_repeated(table, self.steps + 1, self.microbatches) for table in tables],
@@ -144,7 +144,8 @@ class SimulatedRun:
             self.pace.transfer_of,
             self.chunks,
         )
-        return [list(_StageRows(self, tables, stage, one).steps()) for stage, one in enumerate(played)]
+        for stage, one in enumerate(played):
+            yield list(_StageRows(self, tables, stage, one).steps())
 
     def meta(self, name: str) -> RunMeta:
         """run.json: what the runtime would say of this layout, without a model."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +21,11 @@ from stepscope.parallel_runtime.pp.schedules import Action
 from stepscope.parallel_runtime.pp.simulated_run import Pace, SimulatedRun
 from stepscope.parallel_runtime.pp.validator import SENDS_OUT, plan, play, simulate
 from stepscope.tracer.rows import BeginRow, CommRow, ComputeRow, StepRow, WaitRow, operation_of
-from stepscope.tracer.schema import Operation, plan_of
+from stepscope.tracer.schema import RUN_FILE, Operation, RunMeta, plan_of, rank_file
 
+EVENT = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "trace_event.schema.json").read_text())
+)
 MODEL = ModelConfig(layers=8, hidden=16, heads=2, kv_heads=1, ffn=24, vocab=32, seq=8)
 CHUNKS = {"interleaved": 2}
 SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1"]
@@ -47,7 +55,7 @@ def test_messages_and_waits_are_those_of_the_runtime(schedule: str, stages: int,
     parallel = ParallelConfig(pp=stages, schedule=schedule, chunks=chunks)
     train = TrainConfig(microbatch_size=2, microbatches=microbatches, steps=2, clip=0.0)
     configuration = Configuration(MODEL, parallel, train)
-    rows = simulated(schedule, stages, microbatches, paced(schedule, stages)).rows()
+    rows = list(simulated(schedule, stages, microbatches, paced(schedule, stages)).rows())
     for rank in range(stages):
         ours = [found for row in rows[rank][1] if (found := operation_of(row)) is not None]
         theirs = messages_and_waits(operations_of_step(configuration, rank, steps=2))
@@ -149,3 +157,21 @@ def test_a_pace_is_whole_in_a_small_unit() -> None:
     whole = pace.whole(1000)
     assert whole.durations == ({"forward": 1000, "backward": 2000}, {"forward": 1500, "backward": 3000})
     assert whole.transfer == 333 and all(isinstance(time, int) for stage in whole.durations for time in stage.values())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_files_are_of_the_documented_format(tmp_path: Path, schedule: str) -> None:
+    """Each event as docs/schemas has it; run.json reads back as it was; times count from 0."""
+    run = simulated(schedule, 2, 2, paced(schedule, 2, transfer=1))
+    run.write(tmp_path)
+    meta = RunMeta.from_json((tmp_path / RUN_FILE).read_text())
+    said = run.meta(tmp_path.name)
+    assert meta == replace(said, complete=True, run_id=meta.run_id, created=meta.created)
+    assert meta.source == "simulated" and meta.complete and meta.world_size == 2
+    for rank in range(2):
+        trace = json.loads(gzip.decompress((tmp_path / rank_file(rank)).read_bytes()))
+        assert trace["baseTimeNanoseconds"] == 0 and trace["distributedInfo"]["world_size"] == 2
+        for event in trace["traceEvents"]:
+            EVENT.validate(event)
+        steps = [event["name"] for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#")]
+        assert steps == ["ProfilerStep#0", "ProfilerStep#1"]
