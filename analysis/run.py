@@ -141,7 +141,7 @@ class Run:
         return RankData(self.columns(rank, *names), beside.strings, beside.lanes, beside.counters)
 
     def strings(self, rank: int) -> tuple[str, ...]:
-        """The string table that `name_id`, `group_id` and `dtype_id` of this rank point into."""
+        """The string table that `name_id`, `group_id`, `dtype_id` and `grid_id` of this rank point into."""
         return self._side(rank).strings
 
     def lanes(self, rank: int) -> tuple[Lane, ...]:

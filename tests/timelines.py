@@ -34,7 +34,7 @@ from stepscope.tracer.schema import (
 )
 
 VOCABULARIES = {"phase": PHASES, "axis": AXES, "strategy": STRATEGIES, "collective": COLLECTIVES}
-TEXTS = {"group": "group_id", "name": "name_id", "dtype": "dtype_id"}
+TEXTS = {"group": "group_id", "name": "name_id", "dtype": "dtype_id", "grid": "grid_id"}
 ROLES = {"compute": "compute", "comm": "comm", "wait": "compute", "memcpy": "memcpy", "host": "host"}
 
 

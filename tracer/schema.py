@@ -300,6 +300,7 @@ EVENT_COLUMNS = {
     "launch_id": "int64",  # correlation (64 bits; -1: none) with the launching call (device rows and runtime calls)
     "issue_ns": "int64",
     "dtype_id": "int32",  # the rank's string table
+    "grid_id": "int32",  # the same: blocks of a kernel's launch, `512x1x1`, which stand for the shapes that it works on
     "in_elements": "int64",
     "out_elements": "int64",
     "flags": "int32",  # the FLAG_* bits

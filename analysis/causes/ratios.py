@@ -20,6 +20,7 @@ RATIO_COLUMNS = ("axis", "compute_ns_per_step", "transfer_ns_per_step", "ratio")
 
 CONTENTION_COLUMNS = (
     "name",
+    "grid",
     "ranks",
     "inside",
     "outside",
@@ -29,8 +30,8 @@ CONTENTION_COLUMNS = (
     "contention",
     "extra_ns_per_step",
 )
-"""One row a kernel name; `outside_spread`: standard deviation / mean of its runs alone, large where one name stands for
-kernels of several sizes (traces keep no shapes); `extra_ns_per_step`: (inside_ns - outside_ns) x inside, of a rank and step."""
+"""One row a kernel name and launch grid; `outside_spread`: standard deviation / mean of its runs alone, large where these
+stand for kernels of several sizes; `extra_ns_per_step`: (inside_ns - outside_ns) x inside, of a rank and step."""
 
 
 def ratios(decomposition: Decomposition, mean: Means) -> pd.DataFrame:
@@ -71,7 +72,7 @@ def contention(run: Run, decomposition: Decomposition, mean: Means) -> pd.DataFr
     weighed = {"inside_ns": "inside", "outside_ns": "outside", "outside_square_ns": "outside"}
     for column, count in weighed.items():
         every[column] *= every[count]
-    named = every.groupby("name", as_index=False)
+    named = every.groupby(["name", "grid"], as_index=False)
     found = named[["inside", "outside", *weighed]].sum()
     found["ranks"] = named["name"].size()["size"]
     for column, count in weighed.items():

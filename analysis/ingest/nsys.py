@@ -223,8 +223,10 @@ class _Reader:
             where += f" AND globalPid = {self._place.process}"
         common = ("start", "end", "streamId", "correlationId")
         names = ("demangledName", "shortName", "mangledName")
-        for rows in self._database.rows(KERNELS, (*common, *names), where, "start"):
-            self._add("kernel", rows, [self._text(*row[4:]) for row in rows])
+        grid = ("gridX", "gridY", "gridZ")
+        for rows in self._database.rows(KERNELS, (*common, *names, *grid), where, "start"):
+            grids = [f"[{row[7]}, {row[8]}, {row[9]}]" for row in rows]
+            self._add("kernel", rows, [self._text(*row[4:7]) for row in rows], grids=grids)
         for rows in self._database.rows(GRAPHS, (*common, "graphId"), where, "start"):
             self._graphs += len(rows)
             self._add("kernel", rows, [f"CUDA graph {row[4]}" for row in rows])
@@ -278,7 +280,13 @@ class _Reader:
         self._add("user_annotation", rows, [f"{STEP_ANNOTATION}{step.number}" for step in new], host=True)
 
     def _add(
-        self, category: str, rows: list[Any], names: list[str], sizes: list[Any] | None = None, host: bool = False
+        self,
+        category: str,
+        rows: list[Any],
+        names: list[str],
+        sizes: list[Any] | None = None,
+        grids: list[str] | None = None,
+        host: bool = False,
     ) -> None:
         """Rows of (start, end, stream or thread, correlation, ...) with their names."""
         if not rows:
@@ -299,6 +307,8 @@ class _Reader:
         }
         if not host:
             part["stream"] = [MISSING if one is None or one == _NO_STREAM else one for one in lane]
+        if grids is not None:
+            part["grid"] = [code(grid) for grid in grids]
         if sizes is not None:
             part["bytes"] = [MISSING if size is None else size for size in sizes]
         self._last = max(self._last, int(max(end)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -30,6 +31,7 @@ class Lookups:
 
     def __init__(self, rules: Rules, names: Interner) -> None:
         self._code = Question(names.code, -1, np.int32)
+        self._grid = Question(lambda text: names.code(_grid(text)) if _grid(text) else -1, -1, np.int32)
         self._vocabularies = {
             column: Question(partial(code_of, words), -1, np.int8)
             for column, words in (("phase", PHASES), ("axis", AXES), ("strategy", STRATEGIES))
@@ -59,6 +61,7 @@ class Lookups:
         for column, question in self._vocabularies.items():
             events[column] = question(raw.strings, source[column])
         events["name_id"] = self._code(raw.strings, source["name"])
+        events["grid_id"] = self._grid(raw.strings, source["grid"])
         return events
 
     def host_communication(self, raw: Raw, events: Columns) -> int:
@@ -82,6 +85,12 @@ class Lookups:
 
 _COPIED = (*((name, name) for name in ("stage", "chunk", "microbatch", "layer", "bytes", "op_id")),)
 """Column of ours, column of the file."""
+
+
+def _grid(text: str) -> str:
+    """`[512, 1, 1]` -> `512x1x1`; nothing for anything else."""
+    found = re.fullmatch(r"\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]", text, re.ASCII)
+    return "x".join(found.groups()) if found else ""
 
 
 def _within_a_device(name: str) -> bool:

@@ -59,6 +59,7 @@ FIELDS = (
     Field("group_name", "text", ("Process Group Name", "Process Group ID")),
     Field("group_description", "text", ("Process Group Description",)),
     Field("group_ranks", "text", ("Process Group Ranks",)),
+    Field("grid", "text", ("grid",)),
     Field("phase", "text", ("phase",)),
     Field("axis", "text", ("axis",)),
     Field("strategy", "text", ("strategy",)),

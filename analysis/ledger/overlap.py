@@ -84,16 +84,17 @@ def _of_rank(decomposition: Decomposition, time: RankTime) -> list[Columns]:
 
 
 def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFrame:
-    """How much longer the same kernel runs beside a transfer: one row a kernel name that ran both ways.
+    """How much longer the same kernel runs beside a transfer: one row a kernel that ran both ways.
 
-    Columns: name, inside, outside (counts), inside_ns, outside_ns (mean durations), outside_square_ns (mean of the squares
+    The same kernel: one name and one launch grid, which stands for the shapes (empty where none is recorded).
+    Columns: name, grid, inside, outside (counts), inside_ns, outside_ns (mean durations), outside_square_ns (mean of the squares
     of those outside, ns^2), contention = inside_ns / outside_ns.
     Inside: some of it overlaps a transferring communication; outside: nothing of it overlaps any communication. Rows that
     name a phase are no kernels but blocks, which communication cuts into unequal pieces: they are left out.
     """
     import pandas as pd
 
-    data = run.part(rank, "start_ns", "dur_ns", "kind", "name_id", "flags", "phase")
+    data = run.part(rank, "start_ns", "dur_ns", "kind", "name_id", "grid_id", "flags", "phase")
     time, events = decomposition.time[rank], data.events
     rows = np.flatnonzero(
         (events["kind"] == COMPUTE)
@@ -101,17 +102,23 @@ def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFram
         & ((events["flags"] & FLAG_IMPOSSIBLE) == 0)
         & (events["phase"] < 0)
     )
-    start, duration, name = events["start_ns"][rows], events["dur_ns"][rows], events["name_id"][rows]
+    start, duration = events["start_ns"][rows], events["dur_ns"][rows]
+    kernel = ((events["name_id"][rows].astype(np.int64) + 1) << 32) + events["grid_id"][rows] + 1
     inside = intervals.covered(time.transferring, start, start + duration) > 0
     outside = intervals.covered(time.comm, start, start + duration) == 0
-    names, code = np.unique(name, return_inverse=True)
-    count_in, count_out = (np.bincount(code[side], minlength=len(names)) for side in (inside, outside))
-    total_in, total_out = (np.bincount(code[side], duration[side], minlength=len(names)) for side in (inside, outside))
-    squares = np.bincount(code[outside], duration[outside].astype(float) ** 2, minlength=len(names))
+    kernels, code = np.unique(kernel, return_inverse=True)
+    count_in, count_out = (np.bincount(code[side], minlength=len(kernels)) for side in (inside, outside))
+    total_in, total_out = (
+        np.bincount(code[side], duration[side], minlength=len(kernels)) for side in (inside, outside)
+    )
+    squares = np.bincount(code[outside], duration[outside].astype(float) ** 2, minlength=len(kernels))
     both = np.flatnonzero((count_in > 0) & (count_out > 0))
+    names, grids = ((kernels[both] >> shift) % (1 << 32) - 1 for shift in (32, 0))
+    texts = [*data.strings, ""]
     frame = pd.DataFrame(
         {
-            "name": [data.strings[names[i]] if names[i] >= 0 else "" for i in both.tolist()],
+            "name": [texts[code] for code in names.tolist()],
+            "grid": [texts[code] for code in grids.tolist()],
             "inside": count_in[both],
             "outside": count_out[both],
             "inside_ns": total_in[both] / count_in[both],

@@ -120,13 +120,18 @@ def idle(report: Report) -> Detail | None:
 
 def contention(report: Report) -> Detail | None:
     heads = (
-        *("kernel", "beside a transfer|How many ran so.", "alone", "mean beside", "mean alone"),
-        "spread alone|Standard deviation / mean: where it is large, the name stands for kernels of several sizes.",
+        *(
+            "kernel",
+            "grid|Blocks of its launch, which stand for the shapes that it works on.",
+            "beside a transfer|How many ran so.",
+        ),
+        *("alone", "mean beside", "mean alone"),
+        "spread alone|Standard deviation / mean: where it is large, name and grid stand for kernels of several sizes.",
         *("contention|Mean beside / mean alone.", "lost a step"),
     )
     rows = [
         [
-            word(row["name"]),
+            *(word(row[name]) for name in ("name", "grid")),
             *(str(row[name]) for name in ("inside", "outside")),
             *(units.duration(row[f"{name}_ns"]) for name in ("inside", "outside")),
             units.share(row["outside_spread"]),
@@ -136,7 +141,7 @@ def contention(report: Report) -> Detail | None:
         for _, row in report.contention.iterrows()
     ]
     of = "The same kernel beside a transfer and without any communication: what overlap costs the compute."
-    return Detail("Contention", of, heads, rows, page_only=("mean beside", "mean alone"))
+    return Detail("Contention", of, heads, rows, page_only=("grid", "mean beside", "mean alone"))
 
 
 def stages(report: Report) -> Detail | None:

@@ -15,7 +15,8 @@ _LAST = "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER"
 _KERNEL = "demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL"
 
 NEW = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": f"{_DEVICE}, greenContextId INTEGER, {_LAST}, {_KERNEL}, mangledName INTEGER",
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"{_DEVICE}, greenContextId INTEGER, {_LAST}, {_KERNEL}, mangledName INTEGER, gridX INTEGER, "
+    "gridY INTEGER, gridZ INTEGER",
     "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_DEVICE}, greenContextId INTEGER, {_LAST}, bytes INTEGER, copyKind INTEGER",
     "CUPTI_ACTIVITY_KIND_MEMSET": f"{_DEVICE}, greenContextId INTEGER, {_LAST}, value INTEGER, bytes INTEGER",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_DEVICE}, {_LAST}, graphId INTEGER, graphExecId INTEGER",
@@ -65,12 +66,21 @@ class Export:
         return self.row("TARGET_INFO_SYSTEM_ENV", name="DeviceEnvironment", value=f"PATH=/bin;{said}", devStateName="")
 
     def kernel(
-        self, name: str, start: int, end: int, call: int = 0, device: int = 0, pid: int = 10, stream: int = 7
+        self,
+        name: str,
+        start: int,
+        end: int,
+        call: int = 0,
+        device: int = 0,
+        pid: int = 10,
+        stream: int = 7,
+        grid: tuple[int, int, int] | None = None,
     ) -> Export:
         """A kernel, launched by the call of this correlation id."""
         where = {"deviceId": device, "contextId": 1, "streamId": stream, "globalPid": pid << 24, "correlationId": call}
         names = {"demangledName": self.text(name), "shortName": self.text(name.partition("<")[0])}
-        return self.row("CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, **where, **names)
+        blocks = dict(zip(("gridX", "gridY", "gridZ"), grid or (), strict=False))
+        return self.row("CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, **where, **names, **blocks)
 
     def call(
         self, start: int, end: int, call: int, pid: int = 10, tid: int = 77, name: str = "cudaLaunchKernel_v7000"

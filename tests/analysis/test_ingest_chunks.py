@@ -22,7 +22,7 @@ from stepscope.analysis.run import Run, sort_order
 from stepscope.tracer.schema import EVENT_COLUMNS
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-_TEXTS = ("name_id", "group_id", "dtype_id")
+_TEXTS = ("name_id", "group_id", "dtype_id", "grid_id")
 
 
 @pytest.fixture

@@ -192,6 +192,14 @@ def test_graph_launches_and_launch_doubts(tmp_path: Path) -> None:
     assert said["launch_without_kernel"].startswith("1 of 3")
 
 
+def test_the_grid_of_a_launch_is_kept(tmp_path: Path) -> None:
+    grids: list[Any] = [[512, 1, 1], "[512,1,1]", [4, 2], "512", None]
+    rows = [row("gemm", 10 * i, 5, grid=grid) for i, grid in enumerate(grids)]
+    run = open_run(write(tmp_path / "t.json", rows))
+    found = [run.strings(0)[code] if code >= 0 else "" for code in run.columns(0)["grid_id"]]
+    assert found == ["512x1x1", "512x1x1", "", "", ""]
+
+
 def test_ids_of_all_64_bits_join_rows_to_their_calls(tmp_path: Path) -> None:
     ids = [2**64 - 17, 2**63, 2**63 - 1, 5]
     rows = [

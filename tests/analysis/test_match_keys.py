@@ -326,10 +326,17 @@ def test_contention_compares_the_same_kernel_beside_and_without_a_transfer() -> 
     t.compute(0, 110, 170, name="gemm")
     t.compute(0, 300, 320, name="gemm")
     t.compute(0, 400, 450, name="relu")
+    t.compute(0, 120, 220, name="gemm", grid="8x8x1")  # another shape
+    t.compute(0, 500, 600, name="gemm", grid="8x8x1")
+    t.compute(0, 700, 710, name="gemm", grid="2x2x1")  # never beside a transfer
     run = t.run()
     table = contention(run, decompose(run), 0)
-    gemm = {"name": "gemm", "inside": 1, "outside": 2, "inside_ns": 60, "outside_ns": 30, "contention": 2}
-    assert table.to_dict("records") == [gemm | {"outside_square_ns": (40**2 + 20**2) / 2}]
+    small = {"name": "gemm", "grid": "", "inside": 1, "outside": 2, "inside_ns": 60, "outside_ns": 30, "contention": 2}
+    large = {"grid": "8x8x1", "inside": 1, "outside": 1, "inside_ns": 100, "outside_ns": 100, "contention": 1}
+    assert table.to_dict("records") == [
+        small | {"outside_square_ns": (40**2 + 20**2) / 2},
+        small | large | {"outside_square_ns": 100**2},
+    ]
 
 
 def test_the_axis_comes_from_the_mesh_the_group_or_the_user() -> None:

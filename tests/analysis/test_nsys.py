@@ -55,6 +55,14 @@ def trained(path: Path, schema: dict[str, str] = NEW, **place: Any) -> Export:
     return export
 
 
+def test_the_grid_of_a_launch_is_kept(tmp_path: Path) -> None:
+    export = Export(tmp_path / "report.sqlite", NEW)
+    export.kernel("gemm<float>", 0, 10, grid=(512, 2, 1))
+    export.kernel("gemm<float>", 20, 30)
+    run = open_run(export.write())
+    assert [run.strings(0)[code] if code >= 0 else "" for code in run.columns(0)["grid_id"]] == ["512x2x1", ""]
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
