@@ -25,7 +25,11 @@ VOLUME_COLUMNS = (
     *("stage", "axis", "strategy", "collective"),
     *("operations", "operations_theory", "bytes", "bytes_theory", "sent_bytes", "sent_bytes_theory", "verdict"),
 )
-"""One row a (stage, strategy, collective): means of a rank and step; `axis` as recorded. Unknown is None."""
+"""One row a (stage, strategy, collective), and of an unknown strategy one an axis too: means of a rank and step; `axis` as
+recorded. Unknown is None."""
+
+Key = tuple[int, str, str, str]
+"""Stage, strategy, collective, and the axis where the strategy is not known (else the empty word)."""
 
 AS_PREDICTED, NOT_PREDICTED, NONE_RECORDED = "as predicted", "not predicted", "none was recorded"
 OPERATIONS_ALONE, BYTES_ALONE = "operations as predicted, bytes unknown", "bytes as predicted, operations unknown"
@@ -47,10 +51,8 @@ class Volume(NamedTuple):
     sent_bytes: Fraction | None
 
 
-def recorded(
-    meta: RunMeta, parts: pd.DataFrame, ranks: Iterable[int], steps: int
-) -> dict[tuple[int, str, str], tuple[str, Volume]]:
-    """(stage, strategy, collective) -> (axes, volume), means over the stage's `ranks` and over `steps` steps.
+def recorded(meta: RunMeta, parts: pd.DataFrame, ranks: Iterable[int], steps: int) -> dict[Key, tuple[str, Volume]]:
+    """Key -> (axes, volume), means over the stage's `ranks` and over `steps` steps.
 
     `parts`: Matches.parts of those steps and ranks. A strategy that is not known is the empty word.
     """
@@ -60,10 +62,11 @@ def recorded(
     rows = np.flatnonzero(places(rank, known) >= 0)
     stage = np.array([stages[one] for one in known.tolist()], np.int64)[places(rank[rows], known)]
     words, codes = zip(*(coded(parts[name]) for name in ("strategy", "collective", "axis")), strict=True)
-    kind = code_columns([stage, codes[0][rows], codes[1][rows]])
+    unnamed = np.array([word == "" for word in words[0]], bool)[codes[0]]
+    kind = code_columns([stage, codes[0][rows], codes[1][rows], np.where(unnamed, codes[2], -1)[rows]])
     order = np.argsort(kind, kind="stable")
     number, size = _group_sizes(meta, parts), parts["bytes"].to_numpy(np.int64)
-    found: dict[tuple[int, str, str], tuple[str, Volume]] = {}
+    found: dict[Key, tuple[str, Volume]] = {}
     for mine in np.split(order, firsts(kind[order])[1:]) if len(order) else []:
         place, mine = int(stage[mine[0]]), rows[mine]
         strategy, collective = (words[one][codes[one][mine[0]]] for one in range(2))
@@ -73,7 +76,7 @@ def recorded(
         total = Fraction(int(size[mine].sum()), share) if told else None
         volume = Volume(Fraction(len(mine), share), total, None if sent is None else sent / share)
         axes = ", ".join(words[2][one] for one in np.unique(codes[2][mine]).tolist() if words[2][one])
-        found[place, strategy, collective] = (axes, volume)
+        found[place, strategy, collective, "" if strategy else axes] = (axes, volume)
     return found
 
 
@@ -180,10 +183,8 @@ def volumes(
     return pd.DataFrame(rows, columns=list(VOLUME_COLUMNS))
 
 
-def _theory(
-    meta: RunMeta, setup: Setup, ranks: tuple[int, ...], taken: Mapping[int, Fraction]
-) -> Mapping[tuple[int, str, str], Volume]:
-    found: dict[tuple[int, str, str], Volume] = {}
+def _theory(meta: RunMeta, setup: Setup, ranks: tuple[int, ...], taken: Mapping[int, Fraction]) -> Mapping[Key, Volume]:
+    found: dict[Key, Volume] = {}
     by_stage: dict[int, list[int]] = {}
     for rank in ranks:
         by_stage.setdefault(stage_of(meta, rank), []).append(rank)
@@ -196,7 +197,7 @@ def _theory(
         counted = [taken[rank] for rank in members if rank in taken]
         tokens = sum(counted, Fraction(0)) if len(counted) == len(members) else None
         for key, volume in summed(predicted(setup, stage, work, tokens), whole).items():
-            found[(stage, *key)] = volume
+            found[(stage, *key, "")] = volume
     return found
 
 

@@ -95,6 +95,23 @@ def test_a_run_that_does_not_say_its_model_gets_no_verdict():
     assert pd.isna(row["operations_theory"])
 
 
+def test_of_an_unknown_strategy_each_axis_is_apart():
+    """As in traces of other programs: two all-reduces over dp and one over tp in the step, of 64 and 16 bytes."""
+    line = Timeline(world=4, mesh={"dp": 2, "tp": 2})
+    line.group("data", "dp", 0, 2)
+    line.group("model", "tp", 0, 1)
+    for seq, (group, ranks, size) in enumerate((("data", (0, 2), 64), ("model", (0, 1), 16), ("data", (0, 2), 64))):
+        at = dict.fromkeys(ranks, (100 * seq, 100 * seq + 9))
+        line.collective(group, seq, at, bytes=size, axis={"data": "dp", "model": "tp"}[group])
+    for rank in range(4):
+        line.compute(rank, 500, 900)
+    line.step(0, 1000)
+    frame = analyze(line.run()).volumes
+    found = frame[["axis", "strategy", "collective", "operations", "bytes"]].values.tolist()
+    # means of a rank: four ranks, of which two take part in each
+    assert found == [["dp", "", "all_reduce", 1.0, 64.0], ["tp", "", "all_reduce", 0.5, 8.0]]
+
+
 def test_words():
     one = Volume(Fraction(2), Fraction(10), Fraction(5))
     assert verdict(one, one) == AS_PREDICTED
