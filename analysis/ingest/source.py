@@ -47,7 +47,8 @@ class ByteSource:
         try:
             self._file, self._filesystem = _open(self.path)
         except OSError as error:
-            raise StepscopeError(f"cannot read {self.path}: {error.strerror or error}") from error
+            said = error.strerror or ("there is no such file" if isinstance(error, FileNotFoundError) else error)
+            raise StepscopeError(f"cannot read {self.path}: {said}") from error
         self.cut: str | None = None
         self.consumed = 0
         self.produced = 0
@@ -133,6 +134,10 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise StepscopeError(
+            f"cannot open {url}: {error}; pip install 'stepscope[remote]' has what it needs"
+        ) from error
     except Exception as error:  # every filesystem has exceptions of its own
         raise StepscopeError(f"cannot open {url}: {error}") from error
     return filesystem, path

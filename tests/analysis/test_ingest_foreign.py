@@ -6,7 +6,10 @@ import gzip
 import json
 import re
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -374,6 +377,36 @@ def test_archives_and_filesystems_without_a_disk(tmp_path: Path) -> None:
         (tmp_path / "t.json").write_text("{}")
         with pytest.raises(StepscopeError, match="cannot open"):
             open_run(wrong)
+
+
+def test_traces_on_a_server(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", [row(f"of {rank}", 0, 1)])
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        there = f"http://127.0.0.1:{server.server_port}"
+        for url in (f"{there}/rank*.json", f"{there}/", [f"{there}/rank0.json", f"{there}/rank1.json"]):
+            run = open_run(url)
+            assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["of 0", "of 1"], url
+        with pytest.raises(StepscopeError, match=r"cannot read http://.*/rank9.json: there is no such file"):
+            open_run(f"{there}/rank9.json")
+        server.shutdown()
+
+
+def test_a_library_that_a_url_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    with pytest.raises(
+        StepscopeError, match=r"cannot open s3://b/t.json: Install s3fs to access S3; pip install .*remote"
+    ):
+        open_run("s3://b/t.json")
 
 
 def test_what_a_run_of_several_files_is_called(tmp_path: Path) -> None:
