@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # pyarrow is imported where columns are read or written: opening a store needs its manifest alone
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 """Counted up whenever a reader would fill the columns differently: older stores are rebuilt."""
 
 ABANDONED_S = 3600
