@@ -8,6 +8,9 @@ from stepscope.analysis.report.model import Report
 from stepscope.analysis.report.tables import Detail, times, word
 from stepscope.analysis.report.view import rank_label, spans
 
+MOST_KERNELS = 24
+"""Kernels of the contention table."""
+
 
 def memory(report: Report) -> Detail | None:
     """One row a rank: its state, beside theory where they differ, and its largest total."""
@@ -120,28 +123,27 @@ def idle(report: Report) -> Detail | None:
 
 def contention(report: Report) -> Detail | None:
     heads = (
-        *(
-            "kernel",
-            "grid|Blocks of its launch, which stand for the shapes that it works on.",
-            "beside a transfer|How many ran so.",
-        ),
-        *("alone", "mean beside", "mean alone"),
+        *("kernel", "grid|Blocks of its launch, which stand for the shapes that it works on."),
+        *("runs|How many ran beside a transfer / alone.", "mean|Of those beside a transfer / of those alone."),
         "spread alone|Standard deviation / mean: where it is large, name and grid stand for kernels of several sizes.",
-        *("contention|Mean beside / mean alone.", "lost a step"),
+        *("contention|Mean beside a transfer / mean alone.", "lost a step"),
     )
     rows = [
         [
-            *(word(row[name]) for name in ("name", "grid")),
-            *(str(row[name]) for name in ("inside", "outside")),
-            *(units.duration(row[f"{name}_ns"]) for name in ("inside", "outside")),
+            word(row["name"].removeprefix("void ")),
+            word(row["grid"]),
+            f"{row['inside']} / {row['outside']}",
+            f"{units.duration(row['inside_ns'])} / {units.duration(row['outside_ns'])}",
             units.share(row["outside_spread"]),
             times(row["contention"]),
             units.signed_duration(row["extra_ns_per_step"]),
         ]
-        for _, row in report.contention.iterrows()
+        for _, row in report.contention.head(MOST_KERNELS).iterrows()
     ]
+    left = len(report.contention) - len(rows)
+    note = f"The {len(rows)} that lose most; {left} more are in the JSON." if left else ""
     of = "The same kernel beside a transfer and without any communication: what overlap costs the compute."
-    return Detail("Contention", of, heads, rows, page_only=("grid", "mean beside", "mean alone"))
+    return Detail("Contention", of, heads, rows, note=note, page_only=("grid", "mean"))
 
 
 def stages(report: Report) -> Detail | None:
