@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from stepscope.analysis.causes.actions import actions
 from stepscope.analysis.causes.alpha_beta import alpha_beta
 from stepscope.analysis.causes.audit import remarks
 from stepscope.analysis.causes.classes import ahead_at, class_means, operation_classes, picture
+from stepscope.analysis.causes.columns import coded, firsts
 from stepscope.analysis.causes.evidence import blame_of, last_arrivals, stages_of, step_starts, steps_at
 from stepscope.analysis.causes.experts import experts
 from stepscope.analysis.causes.findings import findings
@@ -33,7 +33,8 @@ from stepscope.analysis.causes.volumes import volumes
 from stepscope.analysis.ledger.decompose import Decomposition, decompose, step_column
 from stepscope.analysis.ledger.overlap import overlap
 from stepscope.analysis.ledger.steps import tell
-from stepscope.analysis.report.model import COLLECTIVE_FIELDS, STEP_FIELDS, Report, dumps
+from stepscope.analysis.report.model import COLLECTIVE_FIELDS, STEP_FIELDS, Report
+from stepscope.analysis.report.written import Column, Lists, Numbers, dumps
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import KINDS, RunMeta, code_of
 
@@ -129,55 +130,39 @@ def analyze(
     )
 
 
-def collectives(decomposition: Decomposition) -> pd.DataFrame:
+def collectives(decomposition: Decomposition) -> dict[str, Column]:
     """One row a matched communication, in order of its first arrival: the public JSON's fields (COLLECTIVE_FIELDS).
 
     Lists are by rank, ascending. A send and its receive are one row, `send_receive`. Missing numbers are None.
     """
     parts = decomposition.matches.parts  # sorted by match, then rank
     if parts.empty:
-        return pd.DataFrame(columns=list(COLLECTIVE_FIELDS))
+        return {name: np.empty(0, object) for name in COLLECTIVE_FIELDS}
     match, collective = parts["match_id"].to_numpy(), parts["collective"].to_numpy(object)
-    first = np.flatnonzero(np.concatenate(([True], match[1:] != match[:-1])))
-    slices = list(map(slice, first.tolist(), [*first[1:].tolist(), len(match)]))
+    first = firsts(match)
     both = np.logical_or.reduceat(collective == "send", first) & np.logical_or.reduceat(collective == "receive", first)
     unmatched = parts["unmatched"].to_numpy()[first]
     method = parts["method"].to_numpy(object)[first]
-    columns: dict[str, Any] = {name: parts[name].to_numpy(object)[first] for name in ("group", "axis", "strategy")}
+    columns: dict[str, Column] = {name: parts[name].to_numpy(object)[first] for name in ("group", "axis", "strategy")}
     columns["collective"] = np.where(both, "send_receive", collective[first])
-    columns["seq"] = _known(parts["seq"].to_numpy()[first])
-    columns["bytes"] = _known(np.maximum.reduceat(parts["bytes"].to_numpy(), first))
-    columns["last_rank"] = _known(parts["last_rank"].to_numpy()[_longest_waits(parts["wait_ns"].to_numpy(), first)])
+    columns["seq"] = Numbers(parts["seq"].to_numpy()[first])
+    columns["bytes"] = Numbers(np.maximum.reduceat(parts["bytes"].to_numpy(), first))
+    longest = _longest_waits(parts["wait_ns"].to_numpy(), first)
+    columns["last_rank"] = Numbers(parts["last_rank"].to_numpy()[longest])
     columns["match"] = np.where(unmatched, "unmatched", np.where(method == "", "single", method))
     columns["partial"] = parts["partial"].to_numpy()[first]
-    for name, of in {"ranks": "rank", **{name: name for name in ("arrival_ns", "end_ns")}}.items():
-        columns[name] = _lists(parts[of].tolist(), slices)
-    for name in ("wait_ns", "transfer_ns"):
-        columns[name] = _lists(_known(parts[name].to_numpy()).tolist(), slices)
+    for name in ("ranks", "arrival_ns", "end_ns", "wait_ns", "transfer_ns"):
+        values = parts["rank" if name == "ranks" else name].to_numpy()
+        columns[name] = Lists(values, first, missing=name in ("wait_ns", "transfer_ns"))
     arrival = np.minimum.reduceat(parts["arrival_ns"].to_numpy(), first)
-    order = np.lexsort((pd.factorize(columns["group"], sort=True)[0], arrival))
-    frame = pd.DataFrame({name: pd.Series(columns[name][order], dtype="object") for name in COLLECTIVE_FIELDS})
-    return frame.infer_objects()
+    order = np.lexsort((coded(parts["group"])[1][first], arrival))
+    return {name: columns[name][order] for name in COLLECTIVE_FIELDS}
 
 
 def _longest_waits(wait: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Of each communication the first part that waited longest; `first`: where each begins."""
     longest = np.repeat(np.maximum.reduceat(wait, first), np.diff([*first.tolist(), len(wait)]))
     return np.minimum.reduceat(np.where(wait == longest, np.arange(len(wait)), len(wait)), first)
-
-
-def _lists(values: list[Any], slices: list[slice]) -> np.ndarray:
-    """The parts of a list as an object array of lists."""
-    found = np.empty(len(slices), object)
-    found[:] = [values[one] for one in slices]
-    return found
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    """Plain integers, None for the -1 that stands for missing."""
-    found = values.astype(object)
-    found[values < 0] = None
-    return found
 
 
 def places(meta: RunMeta, stages: Mapping[int, int]) -> dict[str, dict[int, str]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from stepscope.analysis.causes.alpha_beta import FIT_COLUMNS, OUTLIER_COLUMNS, AlphaBeta
@@ -29,6 +26,7 @@ from stepscope.analysis.causes.throughput import Throughput
 from stepscope.analysis.causes.volumes import VOLUME_COLUMNS
 from stepscope.analysis.ledger.match_frames import CLOCKS, RATES
 from stepscope.analysis.records import JSON_SCHEMA_VERSION, LEDGER_COLUMNS, Finding, Health
+from stepscope.analysis.report.written import Column, Lists, Numbers, Table, dumps, plain
 from stepscope.tracer.schema import RunMeta
 
 OVERLAP_FIELDS = ("rank", "step", "axis", "collective", "stream", "overlap_efficiency", "comm_overlap")
@@ -79,7 +77,7 @@ class Report:
     throughput: Throughput
     pipeline: Pipeline
     overlap: pd.DataFrame  # OVERLAP_FIELDS
-    collectives_of: Callable[[], pd.DataFrame] = field(repr=False)  # COLLECTIVE_FIELDS; made when first asked for
+    collectives_of: Callable[[], Mapping[str, Column]] = field(repr=False)  # COLLECTIVE_FIELDS
     stragglers: tuple[Straggler, ...]  # dearest first
     findings: tuple[Finding, ...]  # dearest first, at most five
     alpha_beta: AlphaBeta
@@ -110,7 +108,13 @@ class Report:
     @cached_property
     def collectives(self) -> pd.DataFrame:
         """The matched communications, one row each (COLLECTIVE_FIELDS)."""
-        return self.collectives_of()
+        columns = self.collectives_of()
+        lists = {
+            name: pd.Series(column.objects(), dtype="object")
+            for name, column in columns.items()
+            if isinstance(column, (Lists, Numbers))
+        }
+        return pd.DataFrame({**columns, **lists}, columns=list(COLLECTIVE_FIELDS)).infer_objects()
 
     @property
     def name(self) -> str:
@@ -119,40 +123,48 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The public format, exactly: strict JSON values, undefined is null."""
+        return {name: plain(section) for name, section in self.sections().items()}
+
+    def json_text(self) -> str:
+        """The public format as text: what `dumps(report.to_json())` gives, many times faster."""
+        return dumps(self.sections())
+
+    def sections(self) -> dict[str, Any]:
+        """What is in the public format; tables as Table, which costs nothing before it is asked for its rows."""
         return {
             "schema": JSON_SCHEMA_VERSION,
             "health": self.health.to_json(),
             "run": self._run(),
-            "ledger": records_of(self.ledger, LEDGER_COLUMNS),
-            "steps": records_of(self.steps, STEP_FIELDS),
+            "ledger": Table(self.ledger, tuple(LEDGER_COLUMNS)),
+            "steps": Table(self.steps, STEP_FIELDS),
             "summary": self._summary(),
-            "classes": records_of(self.class_means, CLASS_MEAN_COLUMNS),
-            "overlap": records_of(self.overlap, OVERLAP_FIELDS),
-            "matching": records_of(self.matching, RATES),
-            "clocks": records_of(self.clocks, CLOCKS),
-            "collectives": records_of(self.collectives, COLLECTIVE_FIELDS),
+            "classes": Table(self.class_means, CLASS_MEAN_COLUMNS),
+            "overlap": Table(self.overlap, OVERLAP_FIELDS),
+            "matching": Table(self.matching, RATES),
+            "clocks": Table(self.clocks, CLOCKS),
+            "collectives": Table(self.collectives_of(), COLLECTIVE_FIELDS),
             "pipeline": plain(self.pipeline.to_json()),
-            "stages": records_of(self.stages, STAGE_COLUMNS),
+            "stages": Table(self.stages, STAGE_COLUMNS),
             "stragglers": [plain(asdict(straggler)) for straggler in self.stragglers],
             "straggler_groups": [plain(asdict(group)) for group in self.straggler_groups],
             "findings": [plain(asdict(finding)) for finding in self.findings],
             "alpha_beta": {
-                "fits": records_of(self.alpha_beta.fits, FIT_COLUMNS),
-                "outliers": records_of(self.alpha_beta.outliers, OUTLIER_COLUMNS),
+                "fits": Table(self.alpha_beta.fits, FIT_COLUMNS),
+                "outliers": Table(self.alpha_beta.outliers, OUTLIER_COLUMNS),
             },
-            "links": records_of(self.links, LINK_COLUMNS),
-            "volumes": records_of(self.volumes, VOLUME_COLUMNS),
+            "links": Table(self.links, LINK_COLUMNS),
+            "volumes": Table(self.volumes, VOLUME_COLUMNS),
             "memory": {
-                "state": records_of(self.memory.state, STATE_COLUMNS),
-                "peaks": records_of(self.memory.peaks, PEAK_COLUMNS),
+                "state": Table(self.memory.state, STATE_COLUMNS),
+                "peaks": Table(self.memory.peaks, PEAK_COLUMNS),
             },
             "experts": {
-                "loads": records_of(self.experts.loads, LOAD_COLUMNS),
-                "ranks": records_of(self.experts.ranks, RANK_COLUMNS),
+                "loads": Table(self.experts.loads, LOAD_COLUMNS),
+                "ranks": Table(self.experts.ranks, RANK_COLUMNS),
             },
-            "idle": records_of(self.idle, IDLE_COLUMNS),
-            "compute_per_transfer": records_of(self.ratios, RATIO_COLUMNS),
-            "contention": records_of(self.contention, CONTENTION_COLUMNS),
+            "idle": Table(self.idle, IDLE_COLUMNS),
+            "compute_per_transfer": Table(self.ratios, RATIO_COLUMNS),
+            "contention": Table(self.contention, CONTENTION_COLUMNS),
         }
 
     def _run(self) -> dict[str, Any]:
@@ -197,62 +209,3 @@ class Report:
         counts = {name: int(frame[name].sum()) for name in ("matched", "partial", "unmatched")}
         inferred = frame[frame["method"] == "inferred"]
         return {"communications": int(frame["operations"].sum()), **counts, "inferred": int(inferred["matched"].sum())}
-
-
-def plain(value: Any) -> Any:
-    """`value` as strict JSON values: numpy and tuples unwrapped, NaN and infinities null."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset, np.ndarray)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def records_of(frame: pd.DataFrame, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Rows of a frame as objects with exactly `names`."""
-    wanted = list(names)
-    columns = [_plain_column(frame[name]) for name in wanted]
-    return [dict(zip(wanted, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _plain_column(column: pd.Series) -> list[Any]:
-    """One column as strict JSON values."""
-    values: list[Any] = column.tolist()
-    kind = getattr(column.dtype, "kind", "O")
-    if kind in "iub":
-        return [None if value is pd.NA else value for value in values] if column.hasnans else values
-    if kind == "f":
-        return [value if math.isfinite(value) else None for value in values]
-    return [value if type(value) in PLAIN or _plain_list(value) else plain(value) for value in values]
-
-
-PLAIN = frozenset((str, int, bool, type(None)))
-
-
-def _plain_list(value: Any) -> bool:
-    """A list that JSON takes as it is: most are."""
-    return type(value) is list and PLAIN.issuperset(map(type, value))
-
-
-def dumps(value: dict[str, Any]) -> str:
-    """Strict JSON text, one row of a table a line; refuses NaN.
-
-    Lone surrogates (broken names) are escaped, so that it is valid UTF-8.
-    """
-    return "{\n" + ",\n".join(f" {_text(key)}: {_rows(item)}" for key, item in value.items()) + "\n}\n"
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
-
-
-def _rows(value: Any) -> str:
-    if isinstance(value, list) and value:
-        return "[\n  " + ",\n  ".join(map(_text, value)) + "\n ]"
-    if isinstance(value, dict) and value and any(isinstance(item, list) for item in value.values()):
-        return "{\n  " + ",\n  ".join(f"{_text(key)}: {_text(item)}" for key, item in value.items()) + "\n }"
-    return _text(value)

@@ -130,13 +130,12 @@ def analyze(
     refuse_two_on_stdout({"--json": json_file, "--html": html_file})
     from stepscope.analysis.ingest import open_run
     from stepscope.analysis.report import analyze as report_on
-    from stepscope.analysis.report import dumps
 
     with reading(quiet) as progress:
         run = open_run(paths, progress, refresh, rules, on)
     report = report_on(run, peak_flops=None if peak_tflops is None else peak_tflops * 1e12)
     if json_file is not None:
-        write_text(json_file, dumps(report.to_json()))
+        write_text(json_file, report.json_text())
     if html_file is not None:
         from stepscope.analysis.report.html import to_html
 

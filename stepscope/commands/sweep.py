@@ -194,7 +194,7 @@ def as_json(reports: list[tuple[Configuration, Report]], failures: list[Failure]
 
     runs = []
     for one, report in reports:
-        whole = report.to_json()
+        whole = report.sections()  # no table is among these
         parts = {name: whole[name] for name in ("run", "health", "summary")}
         runs.append({"name": one.name, "options": list(one.options), **parts})
     failed = [

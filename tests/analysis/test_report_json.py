@@ -16,7 +16,7 @@ from timelines import Timeline
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.records import TERMS
 from stepscope.analysis.report import analyze, dumps
-from stepscope.analysis.report.model import plain
+from stepscope.analysis.report.written import plain
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "report.schema.json"
 SCHEMA = json.loads(SCHEMA_FILE.read_text())
@@ -100,6 +100,7 @@ def test_a_message_is_one_row_and_an_unmatched_part_says_so() -> None:
     line.message((95, 97), None, 0, 1, "pp", seq=1)
     message, alone = checked(analyze(line.run()).to_json())["collectives"]
     assert (message["collective"], message["ranks"], message["last_rank"]) == ("send_receive", [0, 1], 0)
+    assert [type(message[name]) for name in ("last_rank", "seq")] == [int, int]  # also where another one has none
     assert message["wait_ns"] == [0, 75]
     assert (alone["match"], alone["ranks"], alone["wait_ns"], alone["last_rank"]) == ("unmatched", [0], [None], None)
 
