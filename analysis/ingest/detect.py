@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest.formats import SQLITE_MAGIC, TABLE_COLUMNS
+from stepscope.analysis.ingest.formats import PARQUET_MAGIC, SQLITE_MAGIC, TABLE_COLUMNS, table_header
 from stepscope.analysis.ingest.source import ByteSource
 
 HEAD_BYTES = 8 << 20
@@ -38,13 +38,13 @@ def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
                 return None, source.cut or "it is empty"
             if head.startswith(SQLITE_MAGIC):
                 return _of_database(path)
-            if head.startswith(b"PAR1"):
+            if head.startswith(PARQUET_MAGIC):
                 return _of_parquet(path)
             if head.startswith(b"PK\x03\x04"):
                 return None, f"it is a zip archive: unpack it, or name what is in it (zip://*::{path})"
             first_line = head.removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
             if first_line[:1] not in (b"{", b"[") and b"optype" in first_line:
-                return _of_table(first_line.decode("utf-8", "replace").strip().split(","))
+                return _of_table(table_header(first_line)[0])
             return _of_json(source, head)
     except StepscopeError as error:
         return None, str(error)

@@ -13,6 +13,7 @@ from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
 from stepscope.analysis.ingest.detect import detect
+from stepscope.analysis.ingest.formats import CONFIG
 from stepscope.analysis.ingest.names_of_files import file_name
 from stepscope.analysis.ingest.rules import BUILT_IN, built_in_digest, load_rules
 from stepscope.analysis.ingest.source import filesystem_of
@@ -57,6 +58,10 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
     [(format, files)] = found.items()
     identity = _identity(paths)
     sources: dict[str, Any] = {file: _fingerprint(file) for file in files} | {BUILT_IN: built_in_digest()}
+    if format == "pp-vis":
+        used = {names_of_files.beside(file, CONFIG) for file in files}
+        ignored = [(file, why) for file, why in ignored if file not in used]
+        sources |= {file: _fingerprint(file) for file in used if "://" not in file and Path(file).is_file()}
     if rules is not None:
         load_rules(rules)  # what is wrong with them is said at once
         sources[f"rules {rules}"] = fingerprint(Path(rules))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from stepscope.analysis.ingest.rules import Rules
+from stepscope.tracer.schema import MAX_RANKS
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_]?(\d+)(?!\d)", re.IGNORECASE)
 _COORDINATE = re.compile(r"(?:^|[^a-z])(pp|dp|cp|ep|tp)[-_]?(\d+)(?!\d)", re.IGNORECASE)
@@ -15,6 +16,12 @@ _OUTERMOST_FIRST = ("pp", "dp", "cp", "ep", "tp")
 def file_name(path: str) -> str:
     """The last part of a path or URL; of a chained URL (`zip://rank0.json::file:///traces.zip`) that of the file itself."""
     return Path(path.partition("::")[0]).name
+
+
+def beside(path: str, name: str) -> str:
+    """The path or URL of the file called `name` in the same directory."""
+    inside, link, rest = path.partition("::")
+    return inside.removesuffix(file_name(path)) + name + link + rest
 
 
 def _told_apart(files: list[str]) -> dict[str, str]:
@@ -39,7 +46,7 @@ def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
     names = _told_apart(files)
     by_user = {file: rank for file in files if (rank := rules.rank(file_name(file))) is not None}
     rest = [file for file in files if file not in by_user]
-    by_rank = {file: int(match.group(1)) for file in rest if (match := _RANK_IN_NAME.search(names[file]))}
+    by_rank = {file: rank for file in rest if (rank := _rank_in_name(names[file])) is not None}
     if len(by_rank) == len(rest) and len(set(by_rank.values())) == len(rest):
         return by_user | by_rank
     places = {file: _coordinates(names[file]) for file in rest}
@@ -54,9 +61,14 @@ def ranks_of(files: list[str], rules: Rules) -> dict[str, int]:
 def rank_in(rules: Rules, file: str) -> int | None:
     """The rank that the user gives this file, else the one in its name (`rank-10`), else None."""
     name = file_name(file)
-    found = _RANK_IN_NAME.search(name)
     given = rules.rank(name)
-    return given if given is not None else int(found.group(1)) if found else None
+    return given if given is not None else _rank_in_name(name)
+
+
+def _rank_in_name(name: str) -> int | None:
+    """The rank that a name carries (`rank-10`); a number that no rank has (a date, say) is none."""
+    found = _RANK_IN_NAME.search(name)
+    return int(found.group(1)) if found and int(found.group(1)) < MAX_RANKS else None
 
 
 def _coordinates(name: str) -> tuple[int, ...]:

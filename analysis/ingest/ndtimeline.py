@@ -6,16 +6,23 @@ Columns: `dp_rank`, `stage`, `step`, `optype`, `start_ts` and `duration` (second
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Entry, Task, broken, written
+from stepscope.analysis.ingest.formats import PARQUET_MAGIC, table_header
 from stepscope.analysis.ingest.formats import TABLE_COLUMNS as COLUMNS
+from stepscope.analysis.ingest.normalize import RankFile
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
+from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.units import counted
 
 OPERATIONS = {
@@ -53,10 +60,10 @@ _MOST_SECONDS = 4e9
 def read_file(task: Task) -> list[Entry]:
     """All ranks of one job's table (or of the parts of it)."""
     try:
-        tables = [read_table(path) for path in (task.path, *task.others)]
-    except (ValueError, OSError, pa.ArrowInvalid) as error:
-        return broken(task, str(error))
-    table, bad, twice = _joined(tables)
+        parts = [read_table(path) for path in (task.path, *task.others)]
+    except (StepscopeError, ValueError, OSError, pa.ArrowInvalid) as error:
+        return broken(task, str(error).strip())
+    table, bad, twice = _joined([part.table for part in parts])
     if not len(table):
         return broken(task, "no row has a place and a time")
     table = table.sort_values(["step", "start_ts"], kind="stable")
@@ -84,6 +91,8 @@ def read_file(task: Task) -> list[Entry]:
         if bad and rank == min(rows):
             rows_have = counted(bad, "row of the table has", "rows of the table have")
             result.note("no_time", f"{rows_have} no place or no time: left out", touches=("ledger",))
+        if rank == min(rows):
+            _note_damage(result, parts)
         backwards = int((table["duration"] < 0).sum())
         if backwards and rank == min(rows):
             rows_have = counted(backwards, "row of the table has", "rows of the table have")
@@ -95,6 +104,16 @@ def read_file(task: Task) -> list[Entry]:
             result.note("repeated_rows", f"{rows_stand} in several of the files (is one a copy?): counted once")
         entries.append(written(task, rank, result))
     return entries
+
+
+def _note_damage(result: RankFile, parts: list[Part]) -> None:
+    """Say which lines of which files were lost."""
+    if lines := sum(part.long_lines for part in parts):
+        lines_have = counted(lines, "line of the table has", "lines of the table have")
+        result.note("lost_event", f"{lines_have} more values than it has columns: left out", touches=("ledger",))
+    if cut := [part.cut for part in parts if part.cut is not None]:
+        text = f"{counted(len(cut), 'file ends', 'files end')} early ({cut[0]}): every complete row before is kept"
+        result.note("cut_file", text, touches=("ledger", "summary"))
 
 
 def _joined(tables: list[pd.DataFrame]) -> tuple[pd.DataFrame, int, int]:
@@ -118,7 +137,7 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     table = table.loc[table["optype"].notna(), known].astype({"optype": "str"})
     for column in known:
         if column != "optype":
-            table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
+            table[column] = pd.to_numeric(_seconds(table[column]), errors="coerce").astype("float64")
             table[column] = table[column].replace([np.inf, -np.inf], np.nan)
     optional = [column for column in OPTIONAL if column in table]
     for column in optional:
@@ -131,9 +150,41 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     return table[good]
 
 
-def read_table(path: str) -> pd.DataFrame:
-    """The table of one file, CSV or Parquet."""
-    return pd.read_csv(path) if path.endswith((".csv", ".csv.gz")) else pd.read_parquet(path)
+class Part(NamedTuple):
+    """One file of a job: its table, lines that have more values than it has columns, and why its end is missing."""
+
+    table: pd.DataFrame
+    long_lines: int = 0
+    cut: str | None = None
+
+
+def read_table(path: str) -> Part:
+    """The table of one file, CSV or Parquet, compressed or not.
+
+    StepscopeError, ValueError or ArrowInvalid says what is wrong with it.
+    """
+    with ByteSource(path) as source:
+        data = source.read()
+    if data.startswith(PARQUET_MAGIC):
+        return Part(pq.read_table(io.BytesIO(data)).to_pandas(ignore_metadata=True))
+    if source.cut is not None:
+        data = data[: data.rfind(b"\n") + 1]
+    _, separator = table_header(data)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", pd.errors.ParserWarning)
+        table = pd.read_csv(
+            io.BytesIO(data), sep=separator, skipinitialspace=True, encoding_errors="replace", on_bad_lines="warn"
+        )
+    return Part(table, sum(str(one.message).count("Skipping line") for one in said), source.cut)
+
+
+def _seconds(column: pd.Series) -> pd.Series:
+    """Numbers as they are; times and durations of a type of their own in seconds."""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        column = column - pd.Timestamp(0, tz=column.dt.tz)
+    if pd.api.types.is_timedelta64_dtype(column):
+        return column.dt.total_seconds()
+    return column
 
 
 def exact_ns(seconds: Any) -> int:
@@ -195,15 +246,17 @@ def _next(counts: Counter[tuple[Any, ...]], key: tuple[Any, ...]) -> int:
 
 
 def _actions(rows: Rows, kinds: dict[str, Kind]) -> list[list[Any]]:
-    """The order of computations in the first step: phase, chunk, microbatch."""
+    """The order of computations in the first step: phase, chunk, microbatch; nothing where a microbatch is not known."""
     first = rows.step[0] if rows.step else -1
-    chosen = [
+    chosen: list[tuple[int, list[Any]]] = [
         (start, [kinds[name].phase, max(chunk, 0), microbatch])
         for step, start, name, chunk, microbatch in zip(
             rows.step, rows.start, rows.name, rows.chunk, rows.microbatch, strict=True
         )
         if step == first and kinds[name].kind == "compute" and kinds[name].phase in ("forward", "backward")
     ]
+    if any(action[2] < 0 for _, action in chosen):
+        return []
     return [action for _, action in sorted(chosen, key=lambda pair: pair[0])]
 
 

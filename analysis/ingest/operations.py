@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest.damage import FARTHEST_NS
 from stepscope.analysis.ingest.normalize import RankFile
 from stepscope.analysis.ingest.raw import Interner
 from stepscope.analysis.run import RankData, empty_columns, sort_events
@@ -59,7 +61,7 @@ Spans = dict[int, tuple[int, int]]
 
 
 def lay_out(ranks: dict[int, Rows]) -> Spans:
-    """The window of every step."""
+    """The window of every step. StepscopeError where all steps together do not fit in 64 bits of nanoseconds."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for rows in ranks.values():
@@ -70,6 +72,10 @@ def lay_out(ranks: dict[int, Rows]) -> Spans:
     for step in sorted(first):
         spans[step] = (at, at + last[step] - first[step])
         at = spans[step][1]
+    if at > FARTHEST_NS:
+        raise StepscopeError(
+            f"the steps are {at // 10**9} s long together, which cannot be: is one of the times no time, or in another unit?"
+        )
     return spans
 
 

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Entry, Task, broken, written
+from stepscope.analysis.ingest.formats import CONFIG
+from stepscope.analysis.ingest.names_of_files import beside, file_name
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
+from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.units import counted
 
 FIELDS = ("fwd_start", "fwd_end", "bwd_start", "bwd_end")
-CONFIG = "config.json"
+_MOST_STAGES = 1 << 15
+"""No pipeline has more: a larger number in a file's name is no rank (a date, say), in the configuration no size."""
+
+_MOST_MS = 4e12
+"""So far from 0 may a time be, so that its nanoseconds fit."""
 
 _KINDS = {"forward": Kind("compute", "forward"), "backward": Kind("compute", "backward")}
 
@@ -32,7 +38,7 @@ def is_dump(content: Any) -> bool:
 
 def read_file(task: Task) -> list[Entry]:
     """All stages of one job. A stage whose dump cannot be read is `broken`; the rest of the job is laid out without it."""
-    config = _config(Path(task.path).parent)
+    config = _config(task.path)
     chunks = _whole(config, "vp_size", 1)
     ranks: dict[int, Rows] = {}
     files: dict[int, str] = {}
@@ -40,15 +46,15 @@ def read_file(task: Task) -> list[Entry]:
     lost: list[Entry] = []
     highest = 0
     for index, path in enumerate((task.path, *task.others)):
-        found = re.search(r"(\d+)(?!.*\d)", Path(path).stem)
-        rank = int(found.group(1)) if found else index
+        found = re.search(r"(\d+)(?!.*\d)", file_name(path).removesuffix(".gz"))
+        rank = int(found.group(1)) if found and int(found.group(1)) < _MOST_STAGES else index
         highest = max(highest, rank)
         if rank in files:
             raise StepscopeError(f"{files[rank]} and {path} are both rank {rank}: remove one of them")
         try:
-            ranks[rank], odd[rank] = _rows(json.loads(Path(path).read_text(encoding="utf-8")), chunks)
+            ranks[rank], odd[rank] = _rows(_content(path), chunks)
             files[rank] = path
-        except (OSError, ValueError, TypeError, OverflowError) as error:
+        except (StepscopeError, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
             lost += broken(Task(task.format, path, rank, task.directory, task.build), str(error))
     spans, begins = lay_out(ranks), begins_of(ranks)
     stages = _whole(config, "pp_size", highest + 1)  # those that cannot be read, or are not here, are stages too
@@ -56,7 +62,8 @@ def read_file(task: Task) -> list[Entry]:
     for rank, rows in sorted(ranks.items()):
         result = rank_file(rows, _KINDS, spans, begins, stage=rank % stages)
         if len(ranks) <= stages:
-            result.facts |= {"mesh": {"pp": stages}, "coords": {"pp": rank}, "table": _actions(rows)}
+            result.facts |= {"mesh": {"pp": stages}, "coords": {"pp": rank}}
+            result.facts["table"] = _actions(rows) if chunks == 1 else []
         if odd[rank]:
             said = counted(len(odd[rank]), "operation ends before it starts", "operations end before they start")
             result.note("negative_duration", f"{said} (first: {odd[rank][0]}): kept with length 0", ("ledger",))
@@ -77,6 +84,10 @@ def _rows(content: Any, chunks: int) -> tuple[Rows, list[str]]:
             if len(starts) != len(ends):
                 raise ValueError(f"iteration {step} has {len(starts)} starts and {len(ends)} ends of {name}")
             for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                if not all(isinstance(time, int | float) and abs(time) <= _MOST_MS for time in (start, end)):
+                    raise ValueError(
+                        f"{name} {index} of iteration {step} is from {start} to {end} ms, which is no time"
+                    )
                 operations.append((round(start * 1e6), round(end * 1e6), name, index if chunks == 1 else -1))
                 if end < start:
                     odd.append(f"{name} {index} of iteration {step}, {start:g} to {end:g} ms")
@@ -103,12 +114,22 @@ def _actions(rows: Rows) -> list[list[Any]]:
 def _whole(config: dict[str, Any], key: str, otherwise: int) -> int:
     """A positive whole number of the configuration."""
     value = config.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+    return value if type(value) is int and 0 < value <= _MOST_STAGES else otherwise
 
 
-def _config(directory: Path) -> dict[str, Any]:
+def _content(path: str) -> Any:
+    """The JSON of one file, compressed or not. StepscopeError or ValueError says what is wrong."""
+    with ByteSource(path) as source:
+        data = source.read()
+        if source.cut is not None:
+            raise StepscopeError(source.cut)
+    return json.loads(data.decode("utf-8-sig"))
+
+
+def _config(dump: str) -> dict[str, Any]:
+    """The job's configuration, which lies beside its dumps."""
     try:
-        content = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = _content(beside(dump, CONFIG))
+    except (StepscopeError, OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

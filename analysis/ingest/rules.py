@@ -14,7 +14,7 @@ from typing import Any
 import tomllib
 
 from stepscope.analysis.errors import StepscopeError
-from stepscope.tracer.schema import AXES, COLLECTIVES, code_of
+from stepscope.tracer.schema import AXES, COLLECTIVES, MAX_RANKS, code_of
 
 BUILT_IN = "built-in rules"
 """What a store calls them among its sources."""
@@ -142,8 +142,8 @@ def _user_table(path: str) -> dict[str, Any]:
         if section == "version":
             continue
         if section == "ranks" and isinstance(content, dict):
-            if not all(type(rank) is int and rank >= 0 for rank in content.values()):
-                raise StepscopeError(f"{path}: [ranks] must give whole numbers from 0 on to file names")
+            if not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in content.values()):
+                raise StepscopeError(f"{path}: [ranks] must give whole numbers from 0 to {MAX_RANKS - 1} to file names")
             continue
         known = _TABLES.get(section)
         if known is None or not isinstance(content, dict):

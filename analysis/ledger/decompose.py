@@ -119,7 +119,7 @@ def decompose(
     tell(run.health, uncommon_steps([summary.windows for summary in found]))
     basis = method
     if method != "inferred":
-        basis = "inferred" if can_infer(found) else "direct"
+        basis = "inferred" if can_infer(run, found) else "direct"
     times = inferred_times(run, found) if basis == "inferred" else direct_times(run, found, matches)
     if structural is not None and method == "balanced":
         times = [rebalance(time, _of_rank(structural, time.summary.rank)) for time in times]

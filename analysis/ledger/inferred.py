@@ -19,10 +19,11 @@ from stepscope.analysis.ledger.blockers import Exposed
 from stepscope.analysis.ledger.classes import Charged
 from stepscope.analysis.ledger.keys import code_columns
 from stepscope.analysis.ledger.rows import COMPUTE
-from stepscope.analysis.ledger.steps import Windows, mark_steps
+from stepscope.analysis.ledger.steps import Windows, mark_steps, tell
 from stepscope.analysis.ledger.summary import RankSummary
 from stepscope.analysis.ledger.times import RankTime
-from stepscope.analysis.run import Run
+from stepscope.analysis.records import HealthItem
+from stepscope.analysis.run import Columns, Run
 from stepscope.tracer.schema import PHASES
 
 FORWARD, BACKWARD, WEIGHT_GRAD, RECOMPUTE = (
@@ -43,10 +44,21 @@ class _Operations:
     microbatch: np.ndarray
 
 
-def can_infer(found: Sequence[RankSummary]) -> bool:
-    """No rank recorded a communication, and the rows name at least two pipeline stages."""
+def can_infer(run: Run, found: Sequence[RankSummary]) -> bool:
+    """No rank recorded a communication, the rows name at least two pipeline stages, and say what depends on what.
+
+    Where only the last is missing, health says what that means.
+    """
     silent = not any(len(summary.comm["row"]) for summary in found)
-    return silent and len({stage for summary in found for stage in summary.stages}) > 1
+    if not silent or len({stage for summary in found for stage in summary.stages}) < 2:
+        return False
+    pipelines = _pipelines(run, found)
+    if pipelines and all(any(_names_operations(run, summary) for summary in members) for members in pipelines):
+        return True
+    lacking = "which microbatch an operation is of" if pipelines else "which ranks of one stage are of one pipeline"
+    text = f"nothing was recorded of communication, nor {lacking}: waiting for the pipeline counts as idle"
+    tell(run.health, [HealthItem("no_waits", text, touches=("bubble_ns", "idle_ns", "pipeline"))])
+    return False
 
 
 def inferred_times(run: Run, found: Sequence[RankSummary]) -> list[RankTime]:
@@ -55,7 +67,13 @@ def inferred_times(run: Run, found: Sequence[RankSummary]) -> list[RankTime]:
     StepscopeError where the rows do not say enough.
     """
     times: dict[int, RankTime] = {}
-    for members in _pipelines(run, found):
+    pipelines = _pipelines(run, found)
+    if pipelines is None:
+        raise StepscopeError(
+            f"run {run.meta.name}: several ranks name the same stage and no mesh tells their pipelines apart: "
+            "method inferred needs the mesh in run.json"
+        )
+    for members in pipelines:
         operations = [_read(run, summary) for summary in members]
         if not any((one.stage >= 0).any() for one in operations):
             raise StepscopeError(
@@ -67,7 +85,7 @@ def inferred_times(run: Run, found: Sequence[RankSummary]) -> list[RankTime]:
     return [times[summary.rank] for summary in found]
 
 
-def _pipelines(run: Run, found: Sequence[RankSummary]) -> list[list[RankSummary]]:
+def _pipelines(run: Run, found: Sequence[RankSummary]) -> list[list[RankSummary]] | None:
     """Ranks whose mesh coordinates differ along `pp` only; without a mesh all ranks, if each is a stage of its own."""
     coords = run.meta.coords
     if coords and max(summary.rank for summary in found) < len(coords):
@@ -77,12 +95,20 @@ def _pipelines(run: Run, found: Sequence[RankSummary]) -> list[list[RankSummary]
             groups.setdefault(place, []).append(summary)
         return list(groups.values())
     stages = [stage for summary in found for stage in summary.stages]
-    if len(stages) != len(set(stages)):
-        raise StepscopeError(
-            f"run {run.meta.name}: several ranks name the same stage and no mesh tells their pipelines apart: "
-            "method inferred needs the mesh in run.json"
-        )
-    return [list(found)]
+    return [list(found)] if len(stages) == len(set(stages)) else None
+
+
+def _names_operations(run: Run, summary: RankSummary) -> bool:
+    """Does any compute row of the rank say its phase, stage and microbatch?"""
+    events = run.columns(summary.rank, "dur_ns", "kind", "phase", "stage", "microbatch")
+    rows = (events["kind"] == COMPUTE) & (events["dur_ns"] > 0)
+    return bool((rows & _known(events) & (events["stage"] >= 0)).any())
+
+
+def _known(events: Columns) -> np.ndarray:
+    """Rows that say phase and microbatch."""
+    known: np.ndarray = np.isin(events["phase"], (FORWARD, BACKWARD, WEIGHT_GRAD, RECOMPUTE))
+    return known & (events["microbatch"] >= 0)
 
 
 def _read(run: Run, summary: RankSummary) -> _Operations:
@@ -94,9 +120,7 @@ def _read(run: Run, summary: RankSummary) -> _Operations:
     windows = summary.windows
     step = np.searchsorted(windows.start_ns, start, "right") - 1
     step = np.where((step >= 0) & (start < windows.end_ns[np.maximum(step, 0)]), step, -1)
-    known = np.isin(events["phase"][rows], (FORWARD, BACKWARD, WEIGHT_GRAD, RECOMPUTE)) & (
-        events["microbatch"][rows] >= 0
-    )
+    known = _known(events)[rows]
     return _Operations(
         step,
         start,

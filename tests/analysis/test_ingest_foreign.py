@@ -261,6 +261,14 @@ def test_ranks_from_coordinates(tmp_path: Path) -> None:
     assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["pp0 tp0", "pp0 tp1", "pp1 tp0", "pp1 tp1"]
 
 
+@pytest.mark.parametrize("number", ["1712195495505", "99999999999999999999"])
+def test_a_number_that_no_rank_has_is_none(tmp_path: Path, number: str) -> None:
+    """A worker's name may carry a date or a process id: the order of the names counts then."""
+    for name in (f"worker-{number}", "worker-3"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"traceEvents": [row("gemm", 0, 1)]}))
+    assert open_run(tmp_path).ranks == [0, 1]
+
+
 def test_names_without_a_rank_count_in_natural_order(tmp_path: Path) -> None:
     for name in ("trace9.json", "trace10.json"):
         write(tmp_path / name, [row(name, 0, 1)])
