@@ -167,7 +167,8 @@ def read_table(path: str) -> Part:
         data = source.read()
     if data.startswith(PARQUET_MAGIC):
         return Part(pq.read_table(io.BytesIO(data)).to_pandas(ignore_metadata=True))
-    if source.cut is not None:
+    cut = None if source.spare else source.cut
+    if cut is not None:
         data = data[: data.rfind(b"\n") + 1]
     _, separator = table_header(data)
     with warnings.catch_warnings(record=True) as said:
@@ -175,7 +176,7 @@ def read_table(path: str) -> Part:
         table = pd.read_csv(
             io.BytesIO(data), sep=separator, skipinitialspace=True, encoding_errors="replace", on_bad_lines="warn"
         )
-    return Part(table, sum(str(one.message).count("Skipping line") for one in said), source.cut)
+    return Part(table, sum(str(one.message).count("Skipping line") for one in said), cut)
 
 
 def _seconds(column: pd.Series) -> pd.Series:

@@ -80,6 +80,7 @@ class BytesInMemory:
     """A source that is no file."""
 
     cut: str | None = None
+    spare = False
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -113,7 +114,10 @@ class _Reader:
     def read(self) -> Raw:
         cut = (self._read_lists() or None) if self._find_list() else _NO_LIST
         offset = self._base + self._position
-        if self._source.cut is not None:
+        if self._source.cut is not None and self._source.spare and cut is None:
+            said = both("stretch of bytes", "follow", "the compressed data and is none: ignored")
+            self._lost.append(Repair("spare_bytes", said, 1, offset))
+        elif self._source.cut is not None:
             cut = self._source.cut
         raw = self._gatherer.finish(self._header)
         raw.cut, raw.cut_offset = cut, offset if cut else -1
@@ -324,7 +328,7 @@ class _Reader:
             first = int(self._frame.repairs[kind + codes.REPAIRS])
             if times:
                 repairs.append(Repair(code, texts, times, first))
-        for code in ("lost_event", "long_event", "spare_bracket", "second_list"):
+        for code in ("lost_event", "long_event", "spare_bracket", "second_list", "spare_bytes"):
             lost = [repair for repair in self._lost if repair.code == code]
             if lost:
                 repairs.append(lost[0]._replace(times=len(lost)))

@@ -6,6 +6,7 @@ can still be had is handed out, and `cut` says afterwards that the end was missi
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,8 +38,9 @@ def watched(read_on: Callable[[int], None]) -> Iterator[None]:
 class ByteSource:
     """Reads one file, gzip or plain; use as a context manager.
 
-    `cut` is a description when the compressed stream ended early or was damaged, else None. `consumed` counts bytes
-    read from the file itself (for progress), `produced` the uncompressed bytes handed out.
+    `cut` is a description when the compressed stream ended early or was damaged, else None; `spare` says that it only
+    has bytes behind it that are none of it. `consumed` counts bytes read from the file itself (for progress), `produced`
+    the uncompressed bytes handed out.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -50,6 +52,7 @@ class ByteSource:
             said = error.strerror or ("there is no such file" if isinstance(error, FileNotFoundError) else error)
             raise StepscopeError(f"cannot read {self.path}: {said}") from error
         self.cut: str | None = None
+        self.spare = False
         self.consumed = 0
         self.produced = 0
         self._pending = b""  # uncompressed, not handed out yet
@@ -57,6 +60,8 @@ class ByteSource:
         self._input = self._more()
         self._gzip = self._input[:2] == GZIP_MAGIC
         self._member: Any = isal_zlib.decompressobj(_GZIP) if self._gzip else None
+        self._member_at = self._member_gave = 0  # where in the file it begins, bytes that came of it
+        self._rescued: Iterator[bytes] | None = None  # what comes before damage
 
     def __enter__(self) -> ByteSource:
         return self
@@ -90,7 +95,7 @@ class ByteSource:
         if not self._gzip:
             block, self._input = self._input, b""
             return block or self._more() or None
-        while True:
+        while self._rescued is None:
             if not self._input:
                 self._input = self._more()
                 if not self._input:
@@ -101,16 +106,48 @@ class ByteSource:
                 block = self._member.decompress(self._input, limit)
             except _DAMAGED as error:
                 self.cut = f"the compressed data are damaged ({error})"
-                self._input = b""
-                self._file.seek(0, 2)
-                return None
+                self._rescued = self._before_damage()
+                break
             self._input = self._member.unconsumed_tail
+            self._member_gave += len(block)
             if self._member.eof:
-                self._input = self._member.unused_data.lstrip(b"\0") or self._more()  # zero padding is legal
-                if self._input:
-                    self._member = isal_zlib.decompressobj(_GZIP)
+                self._next_member()
             if block:
                 return block
+        return next(self._rescued, None)
+
+    def _next_member(self) -> None:
+        """Begin the member behind the one that has ended, if there is one; zero padding between them is legal."""
+        rest = self._member.unused_data.lstrip(b"\0")
+        while len(rest) < len(GZIP_MAGIC) and (more := self._more()):
+            rest = (rest + more).lstrip(b"\0")
+        if rest[:2] == GZIP_MAGIC:
+            self._input, self._member = rest, isal_zlib.decompressobj(_GZIP)
+            self._member_at, self._member_gave = self.consumed - len(rest), 0
+        elif rest:
+            self.cut = "bytes that are no compressed data follow the compressed data"
+            self.spare = True
+            self._rescued = iter(())
+
+    def _before_damage(self) -> Iterator[bytes]:
+        """What the damaged member still holds before the damage: isal gives nothing of a block that has some, zlib does."""
+        self._file.seek(self._member_at)
+        member, gave = zlib.decompressobj(_GZIP), 0
+        while data := self._file.read(READ_SIZE):
+            while data and not member.eof:
+                before = member.copy()
+                try:
+                    block, data = member.decompress(data, READ_SIZE), member.unconsumed_tail
+                except zlib.error:
+                    if len(data) == 1:
+                        return
+                    member, half = before, len(data) // 2  # the damage lies in one of the halves
+                    self._file.seek(half - len(data), 1)
+                    data = data[:half]
+                    continue
+                gave += len(block)
+                if gave > self._member_gave:
+                    yield block[max(len(block) - gave + self._member_gave, 0) :]
 
     def _more(self) -> bytes:
         data = self._file.read(READ_SIZE)

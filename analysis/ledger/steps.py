@@ -20,6 +20,8 @@ from stepscope.analysis.run import Run
 OUT_OF_MEANS = ("partial", "empty", "slow_first")
 """Rows with one of these flags enter no mean; nor does an `open_end` row that is shorter for it (`whole_steps`)."""
 
+NEVER = np.iinfo(np.int64).max
+
 
 @dataclass
 class Windows:
@@ -158,7 +160,8 @@ def _launching_step(rows: RankRows) -> np.ndarray:
     for part in rows.slices():
         call = calls(rows.launch[part])
         step = np.searchsorted(start, call, "right") - 1
-        steps[part] = np.where((call >= 0) & (call < end[-1]) | (step < last), step, -1)
+        # -1 is no call; stamps before 0 are as good as others
+        steps[part] = np.where((call != -1) & ((call < end[-1]) | (step < last)), step, -1)
     return steps
 
 
@@ -188,8 +191,8 @@ def _by_launch(rows: RankRows, step: np.ndarray) -> Windows:
 
 
 def _main_stream_starts(rows: RankRows, step: np.ndarray, count: int) -> np.ndarray:
-    """Earliest start of a compute kernel of each step on the stream with the most compute time, -1 for none."""
-    first = np.full(count, np.iinfo(np.int64).max)
+    """Earliest start of a compute kernel of each step on the stream with the most compute time, NEVER for none."""
+    first = np.full(count, NEVER)
     busy = np.zeros(int(rows.lane.max()) + 1, np.int64)
     for part in rows.slices():
         compute = rows.kind[part] == COMPUTE
@@ -198,7 +201,7 @@ def _main_stream_starts(rows: RankRows, step: np.ndarray, count: int) -> np.ndar
     for part in rows.slices():
         main = (rows.kind[part] == COMPUTE) & (rows.lane[part] == main_lane) & (step[part] >= 0)
         np.minimum.at(first, step[part][main], rows.start[part][main])
-    return np.where(first == np.iinfo(np.int64).max, -1, first)
+    return first
 
 
 def _spans(opening: np.ndarray, used: np.ndarray) -> list[_Span]:
@@ -207,7 +210,7 @@ def _spans(opening: np.ndarray, used: np.ndarray) -> list[_Span]:
     waiting: list[int] = []
     for k in np.flatnonzero(used).tolist():
         waiting.append(k)
-        if opening[k] >= 0:
+        if opening[k] < NEVER:
             spans.append(_Span(k, waiting, int(opening[k])))
             waiting = []
     if waiting and spans:

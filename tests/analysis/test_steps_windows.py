@@ -42,6 +42,25 @@ def test_with_launches_a_step_begins_with_its_first_kernel() -> None:
     assert found.cpu_step_ns.tolist() == [100, 100, 800]
 
 
+@pytest.mark.parametrize("base", [-600, -100])
+def test_stamps_before_0_are_as_good_as_others(base: int) -> None:
+    t = Timeline()
+    for number, (start, end) in enumerate(((0, 100), (100, 200), (200, 1000))):
+        t.step(base + start, base + end, number)
+    for launch, call, start, end in ((1, 50, 50, 400), (2, 150, 400, 700), (3, 250, 700, 1000)):
+        kernel(t, launch, base + call, base + start, base + end)
+    assert spans(t) == [(0, base + 50, base + 400), (1, base + 400, base + 700), (2, base + 700, base + 1000)]
+
+
+def test_stamps_before_0_without_launches() -> None:
+    t = Timeline()
+    t.step(-100, 0, 1)
+    t.step(0, 100, 2)
+    t.row(0, "compute", -90, -80)
+    t.row(0, "compute", 10, 20)
+    assert spans(t) == [(1, -100, 0), (2, 0, 100)]
+
+
 def test_copies_and_side_streams_of_the_next_step_move_nothing() -> None:
     t = three_steps()
     kernel(t, 1, 50, 50, 400)
