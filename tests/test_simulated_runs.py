@@ -202,11 +202,20 @@ def test_a_slow_stage_costs_what_it_must(simulate: Simulate) -> None:
     assert {term: ns for term, ns in change.items() if ns} == {"compute": 6 * MS, "bubble": 6 * MS}
 
 
+def test_a_rank_that_is_only_delayed_is_told_with_the_one_that_delays_it(simulate: Simulate) -> None:
+    report = stepscope.open(simulate("slow", "--schedule", "interleaved", "--slow-stage", "1")).report
+    assert "; rank 0 (pp0), which it delays, passes on " in report.findings[0].text
+    delayed = {one.rank: one for one in report.stragglers}[0]
+    assert delayed.cause is None and 0 < delayed.cost_ns_per_step < report.findings[0].cost_ns_per_step
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
 @pytest.mark.parametrize("stage", range(4))
 def test_the_slow_stage_comes_first(simulate: Simulate, schedule: str, stage: int) -> None:
     report = stepscope.open(simulate("slow", "--schedule", schedule, "--slow-stage", str(stage))).report
-    assert report.findings[0].rank == stage and "slower compute, 24 ms more" in report.findings[0].text
+    first, *others = report.findings
+    assert first.rank == stage and "slower compute, 24 ms more" in first.text
+    assert not any("keeps others waiting" in one.text for one in others)  # no other rank does anything longer
     assert (report.ledger[TERM_COLUMNS].sum(axis=1) == report.ledger["step_ns"]).all()
     compute = report.ledger.groupby("rank")["compute_ns"].max()
     assert compute.tolist() == [48 * MS if rank == stage else 24 * MS for rank in range(4)]

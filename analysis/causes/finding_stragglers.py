@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.analysis import units
 from stepscope.analysis.causes.ground import LEAST_SHARE, LEAST_TERM, MOST, Ground, finding
+from stepscope.analysis.causes.pipeline import replica_of
 from stepscope.analysis.causes.reasons import bases
 from stepscope.analysis.causes.stragglers import CAUSES, Excess, Straggler, comparable, explained
 from stepscope.analysis.records import Finding
@@ -79,12 +80,14 @@ def straggler_findings(ground: Ground, late: Set[int]) -> list[Finding]:
         cost = max(median(waits[one.rank]) for one in of)
         made.append((cost, partial(_late_together, ground, of, cost)))
     told = {one.rank for of in alike for one in of}
+    delayed = _delayed(ground, late)
     for one in ground.stragglers:
         mine = waits[one.rank]
-        if ground.stage_of(one.rank) in stages or one.rank in told:
+        if ground.stage_of(one.rank) in stages or one.rank in told or one.rank in delayed:
             continue
         if one.rank in late:
-            made.append((median(mine), partial(_persistent, ground, one, median(mine))))
+            passed_on = [(median(waits[rank]), rank) for rank, by in delayed.items() if by == one.rank]
+            made.append((median(mine), partial(_persistent, ground, one, median(mine), passed_on)))
         elif len(steps) > 1 and max(mine) == every[-1] >= ONE_OFF * ground.step_ns and every[-1] > 3 * every[-2]:
             made.append((max(mine) / len(mine), partial(_one_off, ground, one, mine)))
     made.sort(key=lambda one: -one[0])
@@ -97,12 +100,31 @@ def _name(ground: Ground, rank: int) -> str:
     return f"rank {rank}" + (f" ({' '.join(named)})" if named else "")
 
 
-def _persistent(ground: Ground, one: Straggler, cost: float) -> Finding:
+def _delayed(ground: Ground, late: Set[int]) -> dict[int, int]:
+    """Late ranks that do nothing longer than others -> the dearest straggler of their pipeline that does: they only pass on
+    what it delays, work that comes later than the schedule has it."""
+    found = {}
+    known = [one for one in ground.stragglers if one.cause is not None and one.rank in late]
+    for one in ground.stragglers:
+        if one.cause is None and one.rank in late and ground.pipeline.stages > 1 and ground.meta.coords:
+            mine = replica_of(ground.meta, one.rank)
+            by = [other for other in known if replica_of(ground.meta, other.rank) == mine]
+            if by and by[0].cost_ns_per_step > one.cost_ns_per_step:
+                found[one.rank] = by[0].rank
+    return found
+
+
+def _persistent(ground: Ground, one: Straggler, cost: float, passed_on: Sequence[tuple[float, int]]) -> Finding:
+    """`passed_on`: what others wait for ranks that it delays, and those."""
     shown = _shown(ground, one)
     why = _why(ground, one, shown)
     others = ground.parts[ground.parts["step"].isin(ground.means.steps)]["match_id"].nunique()
     last = f"; last to arrive in {one.last_arrivals} of {others} communications" if one.last_arrivals else ""
-    text = f"{_name(ground, one.rank)} keeps others waiting for {units.duration(cost)} a step{why}{last}"
+    further = "".join(
+        f"; {_name(ground, rank)}, which it delays, passes on {units.duration(more)}"
+        for more, rank in sorted(passed_on, reverse=True)[:2]
+    )
+    text = f"{_name(ground, one.rank)} keeps others waiting for {units.duration(cost)} a step{why}{last}{further}"
     confidence = _confidence(ground, one, shown)
     advice = ADVICE.get(one.cause or "", "compare its timeline with that of a rank with the same work")
     return finding(ground, text, cost, confidence, advice, WAITING, rank=one.rank, **_longest_wait(ground, one.rank))
