@@ -83,10 +83,11 @@ class Run:
         load: Callable[[int, tuple[str, ...] | None], RankData],
         health: Health | None = None,
         path: Path | None = None,
-        load_pieces: Callable[[int, tuple[str, ...]], Iterator[Columns]] | None = None,
+        load_pieces: Callable[[int, tuple[str, ...], tuple[str, ...], tuple[int, ...]], Iterator[Columns]]
+        | None = None,
     ) -> None:
         """`load(rank, columns)` reads one rank: these event columns, or all of them (None); none of them (an empty
-        tuple) still gives strings, lanes and counters. `load_pieces(rank, columns)`: the same columns some rows at a
+        tuple) still gives strings, lanes and counters. `load_pieces(rank, columns, rare, kinds)`: as `pieces`, some rows at a
         time, where that takes less memory."""
         self.meta = meta
         self.ranks = sorted(ranks)
@@ -122,18 +123,21 @@ class Run:
             self._forget_others()
         return {name: have[name] for name in wanted}
 
-    def pieces(self, rank: int, *names: str) -> Iterator[Columns]:
+    def pieces(
+        self, rank: int, *names: str, rare: tuple[str, ...] = (), kinds: tuple[int, ...] = ()
+    ) -> Iterator[Columns]:
         """Some columns of one rank's events, consecutive rows at a time: for whoever needs few of many rows.
 
-        They are not cached, unless others of so few rows already are.
+        They are not cached, unless others of so few rows already are. `rare`: columns that matter for rows of some `kinds`
+        only (codes of `kind`, which must be among `names`): in a piece without such rows they may all be -1.
         """
         self._check(rank)
         read = self._columns.get(rank, {})
         few = 0 < min((len(values) for values in read.values()), default=0) <= FEW_ROWS
         if self._load_pieces is None or few:
-            yield self.columns(rank, *names)
+            yield self.columns(rank, *names, *rare)
         else:
-            yield from self._load_pieces(rank, names)
+            yield from self._load_pieces(rank, names, rare, kinds)
 
     def part(self, rank: int, *names: str) -> RankData:
         """As `rank`, with these event columns only."""

@@ -250,19 +250,20 @@ def alpha_beta(parts: pd.DataFrame, steps: tuple[int | str, ...]) -> AlphaBeta:
 def _row(
     part: pd.DataFrame, group: str, collective: str, line: Line | None, outliers: int, steps: int
 ) -> dict[str, object]:
-    ranks, sizes = int(part["group_size"].max()), part["bytes"]
-    median_bytes, each = float(sizes.median()), len(part) / steps
-    achieved = float((sizes / part["duration_ns"].where(part["duration_ns"] > 0)).median())
+    most, sizes, took = (part[name].to_numpy() for name in ("group_size", "bytes", "duration_ns"))
+    ranks, median_bytes, each = int(most.max()), float(np.median(sizes)), len(part) / steps
+    speeds = sizes[took > 0] / took[took > 0]
+    achieved = float(np.median(speeds)) if len(speeds) else math.nan
     return {
         "group": group,
         "axis": str(part["axis"].iloc[0]),
         "collective": collective,
         "group_size": ranks,
         "operations": len(part),
-        "sizes": int(sizes.nunique()),
+        "sizes": len(np.unique(sizes)),
         "outliers": outliers,
         "median_bytes": median_bytes,
-        "median_ns": float(part["duration_ns"].median()),
+        "median_ns": float(np.median(took)),
         "achieved_gb_per_s": achieved,
         "achieved_bus_gb_per_s": achieved * bus_factor(collective, ranks),
         "operations_per_step": each,

@@ -178,11 +178,16 @@ def phase_intervals(
         near = (start < window[1]) & (end > window[0])
         start, end, phase = start[near], end[near], phase[near]
     left, found = compute, {}
+    alone = window is None and bool((start[1:] >= end[:-1]).all())  # no two rows at once: nothing to take apart
     for code, name in enumerate(PHASES[:-1]):
         of = phase == code
         if of.any():
-            found[name] = intervals.intersect(left, intervals.union(start[of], end[of]))
-            left = intervals.subtract(left, found[name])
+            mine = intervals.union(start[of], end[of])
+            found[name] = mine if alone else intervals.intersect(left, mine)
+            left = left if alone else intervals.subtract(left, mine)
+    if alone:
+        rest = (phase < 0) | (phase >= len(PHASES) - 1)
+        left = intervals.union(start[rest], end[rest])
     if len(left[0]):
         found[PHASES[-1]] = left
     return found
@@ -190,7 +195,7 @@ def phase_intervals(
 
 def picture(run: Run, decomposition: Decomposition, step: int | str, most_ranks: int = 64) -> pd.DataFrame:
     """One step as drawn: rank, start_ns, end_ns (common clock), what (a term, compute told apart by phase)."""
-    frames = []
+    pieces: list[tuple[np.ndarray, ...]] = []
     for rank in list(decomposition.time)[:most_ranks]:
         time, windows = decomposition.time[rank], decomposition.windows[rank]
         if step not in windows.steps:
@@ -204,10 +209,12 @@ def picture(run: Run, decomposition: Decomposition, step: int | str, most_ranks:
         for what, where in parts.items():
             what = "compute" if what == PHASES[-1] and set(parts) & set(PHASES[:-1]) == set() else what
             start, end = intervals.clip(where, low, high)
-            frames.append(pd.DataFrame({"rank": rank, "start_ns": start - ahead, "end_ns": end - ahead, "what": what}))
-    if not frames:
+            pieces.append((np.full(len(start), rank), start - ahead, end - ahead, np.full(len(start), what, object)))
+    if not pieces:
         return pd.DataFrame(columns=["rank", "start_ns", "end_ns", "what"])
-    return pd.concat(frames, ignore_index=True).sort_values(["rank", "start_ns"], kind="stable", ignore_index=True)
+    ranks, start, end, word = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.lexsort((start, ranks))
+    return pd.DataFrame({"rank": ranks[order], "start_ns": start[order], "end_ns": end[order], "what": word[order]})
 
 
 def ahead_of(decomposition: Decomposition, rank: int, instants: np.ndarray) -> np.ndarray:

@@ -56,10 +56,11 @@ def experts(
 ) -> Experts:
     """Loads and costs, means of the counted `steps`. `parts`: Matches.parts with `step`."""
     found = samples(run, windows, (COUNTER,))
-    found = found[found["step"].isin(steps)]
-    keys = found["key"].astype(str).str.extract(KEY)
-    told = keys.notna().all(axis=1)
-    found = found[told].assign(layer=keys[0][told].astype("int64"), expert=keys[1][told].astype("int64"))
+    if len(found):
+        found = found[found["step"].isin(steps)]
+        keys = found["key"].astype(str).str.extract(KEY)
+        told = keys.notna().all(axis=1)
+        found = found[told].assign(layer=keys[0][told].astype("int64"), expert=keys[1][told].astype("int64"))
     if found.empty:
         return Experts(pd.DataFrame(columns=list(LOAD_COLUMNS)), pd.DataFrame(columns=list(RANK_COLUMNS)))
     loads = found.groupby(["layer", "expert"], as_index=False).agg(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from stepscope.analysis.ledger.steps import whole_steps
+from stepscope.analysis.ledger.steps import OUT_OF_MEANS, whole_steps
 from stepscope.analysis.records import TERMS
 
 TERM_COLUMNS = tuple(f"{term}_ns" for term in TERMS)
@@ -23,6 +23,8 @@ BESIDE_COLUMNS = ("hidden_comm_ns", "hidden_wait_ns", "unsplit_ns")
 """Measured beside the partition, not part of it."""
 
 MEAN_COLUMNS = (*TERM_COLUMNS, *BESIDE_COLUMNS)
+
+OUT = frozenset(OUT_OF_MEANS)
 
 GRAIN = 1024
 """Means are written in multiples of 1/GRAIN ns (a power of two): 53 bits hold that exactly for steps up to two hours."""
@@ -70,12 +72,15 @@ def whole_rows(ledger: pd.DataFrame) -> pd.DataFrame:
 
 def _whole(ledger: pd.DataFrame) -> np.ndarray:
     """Which rows are whole (bool)."""
-    rank, lengths, flags = ledger["rank"].to_numpy(), ledger["step_ns"].tolist(), ledger["flags"].tolist()
-    keep = np.zeros(len(rank), bool)
-    for one in np.unique(rank).tolist():
+    flags = ledger["flags"].tolist()
+    kinds: dict[tuple[str, ...], int] = {}  # there are few
+    kind = np.array([kinds.setdefault(one, len(kinds)) for one in flags], np.int64)
+    keep = np.array([OUT.isdisjoint(one) for one in kinds], bool)[kind]
+    opened = np.array(["open_end" in one for one in kinds], bool)[kind]
+    rank = ledger["rank"].to_numpy()
+    for one in np.unique(rank[opened]).tolist():  # one that is shorter for its open end is not whole
         rows = np.flatnonzero(rank == one)
-        chosen = rows.tolist()
-        keep[rows] = whole_steps([lengths[row] for row in chosen], [flags[row] for row in chosen])
+        keep[rows] = whole_steps(ledger["step_ns"].to_numpy()[rows].tolist(), [flags[row] for row in rows.tolist()])
     return keep
 
 

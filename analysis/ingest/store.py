@@ -196,6 +196,11 @@ def plain_memory() -> Iterator[None]:
         pa.set_memory_pool(chosen)
 
 
+def _constant(name: str, value: int, rows: int) -> np.ndarray:
+    """A column with one value in all rows."""
+    return np.broadcast_to(np.array([value], EVENT_COLUMNS[name]), rows)
+
+
 class _Reader:
     """Loads columns of one store; refuses to mix in files of another build."""
 
@@ -213,29 +218,42 @@ class _Reader:
         counters = {name: _numbers(table[name], dtype) for name, dtype in COUNTER_COLUMNS.items()}
         return RankData(events, strings, tuple(Lane(*lane) for lane in entry["lanes"]), counters)
 
-    def pieces(self, rank: int, names: tuple[str, ...]) -> Iterator[Columns]:
-        """Some event columns, a row group at a time."""
-        import pyarrow as pa
-
+    def pieces(
+        self, rank: int, names: tuple[str, ...], rare: tuple[str, ...] = (), kinds: tuple[int, ...] = ()
+    ) -> Iterator[Columns]:
+        """Some event columns, a row group at a time; of a group without rows of `kinds` the `rare` ones are not read."""
         entry = self._ranks[rank]
-        rows, constants = entry["rows"], entry["constants"]
-        stored = [name for name in names if name not in constants]
-        if not rows or not stored:
-            yield self._events(rank, entry, names)
+        constants = entry["constants"]
+        if not entry["rows"] or all(name in constants for name in names):
+            yield self._events(rank, entry, (*names, *rare))
             return
         with self._opened(events_file(rank)) as parquet:
             for group in range(parquet.num_row_groups):
-                try:  # iter_batches would hold buffers of all row groups
-                    with plain_memory():
-                        table = parquet.read_row_group(group, columns=stored, use_threads=False)
-                except (OSError, pa.ArrowInvalid) as error:
-                    raise self._damaged(events_file(rank)) from error
-                yield {
-                    name: np.broadcast_to(np.array([constants[name]], EVENT_COLUMNS[name]), table.num_rows)
-                    if name in constants
-                    else _numbers(table[name], EVENT_COLUMNS[name])
-                    for name in names
-                }
+                piece = self._group(rank, parquet, group, names)
+                if rare and any((piece["kind"] == kind).any() for kind in kinds):
+                    piece |= self._group(rank, parquet, group, rare)
+                else:
+                    piece |= {name: _constant(name, -1, len(piece[names[0]])) for name in rare}
+                yield piece
+
+    def _group(self, rank: int, parquet: pq.ParquetFile, group: int, names: tuple[str, ...]) -> Columns:
+        """Some columns of one row group."""
+        import pyarrow as pa
+
+        constants = self._ranks[rank]["constants"]
+        stored = [name for name in names if name not in constants]
+        try:  # iter_batches would hold buffers of all row groups
+            with plain_memory():
+                table = parquet.read_row_group(group, columns=stored, use_threads=False)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self._damaged(events_file(rank)) from error
+        rows = parquet.metadata.row_group(group).num_rows
+        return {
+            name: _constant(name, constants[name], rows)
+            if name in constants
+            else _numbers(table[name], EVENT_COLUMNS[name])
+            for name in names
+        }
 
     def _events(self, rank: int, entry: dict[str, Any], names: tuple[str, ...]) -> Columns:
         rows, constants = entry["rows"], entry["constants"]

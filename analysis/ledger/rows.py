@@ -21,7 +21,7 @@ SLICE = 1 << 16
 
 COMPUTE, COMM, WAIT, MEMCPY, HOST = (KINDS.index(kind) for kind in ("compute", "comm", "wait", "memcpy", "host"))
 
-EVERY_ROW = ("lane", "start_ns", "dur_ns", "kind", "name_id", "launch_id", "flags", "stage")
+EVERY_ROW = ("lane", "start_ns", "dur_ns", "kind", "name_id", "launch_id", "flags", "stage", "op_id")
 COMM_ROW = (
     "axis",
     "strategy",
@@ -31,7 +31,6 @@ COMM_ROW = (
     "seq",
     "peer",
     "peer_from",
-    "op_id",
     "issue_ns",
     "dtype_id",
     "in_elements",
@@ -56,7 +55,7 @@ class RankRows:
     start: np.ndarray
     end: np.ndarray
     launch: np.ndarray  # launch_id of each device row
-    comm: Columns  # COMM_ROW and row, lane, start, end, name_id, launch_id, impossible of each communication
+    comm: Columns  # COMM_ROW and op_id, row, lane, start, end, name_id, launch_id, impossible of each communication
     waits: Columns  # start, end, op_id of each wait row
     steps: Columns  # number, start, end, partial of each step annotation, by start
     calls: Columns  # launch_id, start of each call that launched one of them, by id
@@ -159,7 +158,7 @@ def rank_rows(run: Run, rank: int) -> RankRows:
     before, stages, partial = 0, set[int](), False
     last_device_lane = max((lane.index for lane in lanes if lane.role != "host"), default=len(lanes))
     launches: Members | None = None
-    for events in run.pieces(rank, *EVERY_ROW, *COMM_ROW):
+    for events in run.pieces(rank, *EVERY_ROW, rare=COMM_ROW, kinds=(COMM,)):
         piece = _piece(events, before, steps)
         before += len(events["kind"])
         if len(events["lane"]) and events["lane"][0] > last_device_lane:  # all device rows were seen
@@ -268,7 +267,7 @@ def _piece(events: Columns, before: int, steps: dict[int, int]) -> _Piece:
             "end": end[device],
             "launch": _least(events["launch_id"][device]),
         },
-        comm={name: events[name][comm] for name in (*COMM_ROW, "lane", "name_id", "launch_id")}
+        comm={name: events[name][comm] for name in (*COMM_ROW, "op_id", "lane", "name_id", "launch_id")}
         | {
             "row": comm + before,
             "start": events["start_ns"][comm],

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from stepscope.analysis import units
+from stepscope.analysis.causes.columns import places
 from stepscope.analysis.causes.ground import LEAST_TERM
 from stepscope.analysis.causes.pipeline import stage_of
 from stepscope.analysis.causes.stragglers import NEGLIGIBLE, Straggler
@@ -165,13 +167,10 @@ def rank_frame(report: Report) -> pd.DataFrame:
     rows = counted_rows(report.ledger)
     by_rank = rows.groupby("rank")[[f"{name}_ns" for name in ("step", *TERMS)]].mean()
     frame = by_rank.rename(columns=lambda name: name.removesuffix("_ns"))
-    classes = report.classes[report.classes["step"].isin(report.means.steps)]
-    compute = classes[classes["class"].str.startswith("compute ")]
-    table = compute.pivot_table(index="rank", columns="class", values="ns", aggfunc="sum")
+    spent = _phase_times(report, frame.index.to_numpy(np.int64))
     steps = rows.groupby("rank")["step"].nunique()
     for name in PHASE_PARTS:
-        column = f"compute {name}"
-        frame[name] = table[column].reindex(frame.index).fillna(0) / steps if column in table else 0.0
+        frame[name] = spent[name] / steps
     other = frame["compute"] - frame[list(PHASE_PARTS[:-1])].sum(axis=1)
     frame["other"] = other.where(other >= 0.5, 0.0)  # less than half a nanosecond is rounding
     if frame[list(PHASE_PARTS[:-1])].to_numpy().any():
@@ -179,6 +178,21 @@ def rank_frame(report: Report) -> pd.DataFrame:
     else:
         frame["other"] = 0.0
     return frame
+
+
+def _phase_times(report: Report, ranks: np.ndarray) -> dict[str, np.ndarray]:
+    """Of each of PHASE_PARTS, ns that each of these (sorted) ranks computed in it in all counted steps."""
+    classes = report.classes
+    code, names = pd.factorize(classes["class"])
+    at = places(classes["rank"].to_numpy(np.int64), ranks)
+    counted = (at >= 0) & classes["step"].isin(report.means.steps).to_numpy()
+    found = {}
+    for part in PHASE_PARTS:
+        found[part] = np.zeros(len(ranks), np.int64)
+        if f"compute {part}" in names:
+            of = counted & (code == names.get_loc(f"compute {part}"))
+            np.add.at(found[part], at[of], classes["ns"].to_numpy(np.int64)[of])
+    return found
 
 
 MOST_BARS = 64

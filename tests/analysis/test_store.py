@@ -20,7 +20,7 @@ from trace_files import header, members, usual_steps, write_run
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run, rank_writer, store
 from stepscope.analysis.run import RankData, Run, empty_columns, sort_events
-from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, Lane, RunMeta, rank_file
+from stepscope.tracer.schema import COUNTER_COLUMNS, EVENT_COLUMNS, KINDS, Lane, RunMeta, rank_file
 
 
 def same(a: RankData, b: RankData) -> None:
@@ -206,6 +206,25 @@ def test_a_second_open_imports_only_what_it_needs(tmp_path: Path) -> None:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout == "[]\n"
+
+
+def test_columns_of_rare_rows_are_read_where_such_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_writer, "ROW_GROUP", 4)
+    run = open_run(write_run(tmp_path / "run"))
+    comm = KINDS.index("comm")
+    pieces = list(run.pieces(0, "kind", "rank", rare=("start_ns", "rank"), kinds=(comm,)))
+    whole = run.columns(0, "kind", "start_ns", "rank")
+    told = [bool((piece["kind"] == comm).any()) for piece in pieces]
+    assert set(told) == {True, False}
+    at = 0
+    for piece, some in zip(pieces, told, strict=True):
+        size = len(piece["kind"])
+        for name in ("start_ns", "rank"):
+            expected = whole[name][at : at + size] if some else np.full(size, -1)
+            np.testing.assert_array_equal(piece[name], expected)
+            assert piece[name].dtype == whole[name].dtype
+        at += size
+    assert at == len(whole["kind"])
 
 
 def test_pieces_are_the_columns_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
