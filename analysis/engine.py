@@ -19,6 +19,7 @@ from stepscope.analysis.errors import StepscopeError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from multiprocessing.process import BaseProcess
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -82,7 +83,7 @@ def _in_processes(
 
     # spawned, not forked: a fork would copy the locks of other threads (pyarrow, a dashboard) in whatever state they are
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context, initializer=_end_on_interrupt)
+    pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context, initializer=_begin_worker)
     futures: dict[Future[Result], Item] = {}
     try:
         with _interrupts_later(), _main_left_out(fn):
@@ -135,11 +136,25 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_on_interrupt() -> None:
-    """In a worker, once it has imported everything: end on Ctrl-C without a traceback; the command says what there is to say."""
+def _begin_worker() -> None:
+    """In a worker, once it has imported everything: end on Ctrl-C without a traceback; the command says what there is to say.
+
+    And end with the process that started it, however that ended: nobody else would tell the worker that there is no more work.
+    """
+    from multiprocessing import parent_process
+    from threading import Thread
+
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=_end_after, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _on_dask(

@@ -37,7 +37,7 @@ def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
             if not head:
                 return None, source.cut or "it is empty"
             if head.startswith(SQLITE_MAGIC):
-                return _of_database(path)
+                return (None, "it is a compressed database: unpack it") if source.compressed else _of_database(path)
             if head.startswith(PARQUET_MAGIC):
                 return _of_parquet(path)
             if head.startswith(b"PK\x03\x04"):

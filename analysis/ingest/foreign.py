@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -147,14 +148,21 @@ def _expanded(paths: list[str]) -> list[str]:
         if place.is_dir():
             files += _in_directory(place)
         elif place.exists():
-            files.append(str(place.resolve()))
+            files.append(_one_file(place))
         else:
             matches = [Path(match) for match in sorted(glob.glob(str(place), recursive=True))]
             if not matches:
                 raise StepscopeError(f"there is no {path}: give a run directory, a trace, or a pattern that fits some")
             for match in matches:
-                files += _in_directory(match) if match.is_dir() else [str(match.resolve())]
+                files += _in_directory(match) if match.is_dir() else [_one_file(match)]
     return list(dict.fromkeys(files))
+
+
+def _one_file(place: Path) -> str:
+    """The absolute path of a file. StepscopeError for what can be read but once, if at all."""
+    if place.exists() and not place.is_file():
+        raise StepscopeError(f"{place} is a pipe or a device, and traces are read more than once: give a file")
+    return os.path.realpath(place)  # Path.resolve raises for links that lead in a circle
 
 
 def _in_directory(directory: Path) -> list[str]:
@@ -198,7 +206,7 @@ def _fingerprint(file: str) -> list[Any]:
 
 def _identity(paths: list[str]) -> Path:
     """What the store in the cache directory is filed under."""
-    absolute = [path if "://" in path else str(Path(path).expanduser().resolve()) for path in paths]
+    absolute = [path if "://" in path else os.path.realpath(Path(path).expanduser()) for path in paths]
     return Path(absolute[0]) if len(absolute) == 1 else Path(absolute[0]).parent / "+".join(sorted(absolute))
 
 

@@ -40,7 +40,7 @@ class ByteSource:
 
     `cut` is a description when the compressed stream ended early or was damaged, else None; `spare` says that it only
     has bytes behind it that are none of it. `consumed` counts bytes read from the file itself (for progress), `produced`
-    the uncompressed bytes handed out.
+    the uncompressed bytes handed out; `compressed`: is it gzip?
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -58,8 +58,8 @@ class ByteSource:
         self._pending = b""  # uncompressed, not handed out yet
         self._told = _watcher.get()
         self._input = self._more()
-        self._gzip = self._input[:2] == GZIP_MAGIC
-        self._member: Any = isal_zlib.decompressobj(_GZIP) if self._gzip else None
+        self.compressed = self._input[:2] == GZIP_MAGIC
+        self._member: Any = isal_zlib.decompressobj(_GZIP) if self.compressed else None
         self._member_at = self._member_gave = 0  # where in the file it begins, bytes that came of it
         self._rescued: Iterator[bytes] | None = None  # what comes before damage
 
@@ -92,7 +92,7 @@ class ByteSource:
         return b"".join(blocks)
 
     def _next_block(self, limit: int) -> bytes | None:
-        if not self._gzip:
+        if not self.compressed:
             block, self._input = self._input, b""
             return block or self._more() or None
         while self._rescued is None:

@@ -74,14 +74,15 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_ends_the_workers_at_once_and_silently(tmp_path: Path) -> None:
-    """As a terminal does it: the signal goes to all processes of the group."""
-    program = tmp_path / "program.py"
+def started(directory: Path) -> subprocess.Popen[str]:
+    """A command whose two workers are at work."""
+    program = directory / "program.py"
     program.write_text(INTERRUPTED)
-    marks = [tmp_path / "a", tmp_path / "b"]
+    marks = [directory / "a", directory / "b"]
+    places = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, str(program), *map(str, marks)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -89,9 +90,23 @@ def test_ctrl_c_ends_the_workers_at_once_and_silently(tmp_path: Path) -> None:
     while not all(mark.exists() for mark in marks):
         assert process.poll() is None
         time.sleep(0.05)
+    return process
+
+
+def test_ctrl_c_ends_the_workers_at_once_and_silently(tmp_path: Path) -> None:
+    """As a terminal does it: the signal goes to all processes of the group."""
+    process = started(tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert said.count("Traceback") == 1 and said.strip().endswith("KeyboardInterrupt")  # the command's own
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_command_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
+    process = started(tmp_path)
+    process.send_signal(how)
+    process.communicate(timeout=30)  # until none of them holds its standard error
+    assert process.returncode == -how
 
 
 SCRIPT = """

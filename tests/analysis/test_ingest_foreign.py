@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import zipfile
 from functools import partial
@@ -496,3 +497,15 @@ def test_numbers_of_messages_that_do_not_fit_leave_no_hole(tmp_path: Path) -> No
     parts = decompose(open_run(tmp_path)).matches.parts
     pairs = parts.groupby("match_id")["arrival_ns"].apply(sorted).tolist()
     assert sorted(pairs) == [[0], [100_000], [195_000, 200_000]]
+
+
+def test_links_in_a_circle_and_pipes_are_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(StepscopeError, match="cannot be read"):
+        open_run(tmp_path / "loop.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", tmp_path / "pip*"):
+        with pytest.raises(StepscopeError, match="is a pipe or a device"):
+            open_run(path)
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": [row("gemm", 0, 1)]}))
+    assert open_run(tmp_path).ranks == [0]
