@@ -196,8 +196,8 @@ def _charge_step(rows: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, in
         if excess > 0:
             debts = {other: debt for other, debt in charged[holder].items() if other != rank}
             if debts:
-                passed = min(ns, excess)
-                for other, part in _shared(passed, debts).items():
+                passed = ns if ns < excess else excess
+                for other, part in _shared(passed, debts) if len(debts) > 1 else ((other, passed) for other in debts):
                     if part:
                         mine[other] = mine.get(other, 0) + part
                 left -= passed
@@ -207,9 +207,9 @@ def _charge_step(rows: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, in
     return charged
 
 
-def _shared(total: int, weights: Mapping[int, int]) -> dict[int, int]:
+def _shared(total: int, weights: Mapping[int, int]) -> Iterable[tuple[int, int]]:
     """`total` ns divided in proportion to `weights`, whole ns, sum exact (the largest weight takes what is left)."""
     whole = sum(weights.values())
     parts = {rank: total * weight // whole for rank, weight in weights.items()}
     parts[max(weights, key=lambda rank: (weights[rank], -rank))] += total - sum(parts.values())
-    return parts
+    return parts.items()

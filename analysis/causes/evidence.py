@@ -15,7 +15,6 @@ from stepscope.analysis.causes.columns import firsts
 from stepscope.analysis.causes.exposed import WaitTable, holders
 from stepscope.analysis.causes.pipeline import alike, planned_tables, stage_of
 from stepscope.analysis.causes.plan import PlanReplay, replay
-from stepscope.analysis.causes.summary import counted_rows
 from stepscope.analysis.ledger.decompose import Decomposition, step_column
 from stepscope.analysis.ledger.parts import PIPELINE, RECEIVE
 from stepscope.analysis.run import Run
@@ -136,18 +135,17 @@ def step_starts(decomposition: Decomposition) -> pd.DataFrame:
     return pd.DataFrame({**columns, "start_ns": start - (start.min() if len(start) else 0)})
 
 
-def last_arrivals(decomposition: Decomposition) -> dict[int, int]:
-    """Rank -> in how many communications of counted steps it was the last to arrive (its lead being certain)."""
-    parts = decomposition.matches.parts
-    if parts.empty:
-        return {}
-    names = ("match_id", "rank", "arrival_ns", "wait_ns", "last_rank", "unmatched")
-    match, rank, arrival, wait, last, unmatched = (parts[name].to_numpy() for name in names)
-    told = np.flatnonzero((last >= 0) & ~unmatched)
+def last_arrivals(parts: pd.DataFrame, steps: Sequence[int | str]) -> dict[int, int]:
+    """Rank -> in how many communications of counted `steps` it was the last to arrive (its lead being certain).
+
+    `parts`: Matches.parts with `step`, the one in which each part arrived.
+    """
+    names = ("match_id", "wait_ns", "last_rank", "unmatched")
+    match, wait, last, unmatched = (parts[name].to_numpy() for name in names)
+    told = np.flatnonzero((last >= 0) & ~unmatched.astype(bool))
     told = told[np.lexsort((-wait[told], match[told]))]
     told = told[firsts(match[told])]  # of each communication the part that waited longest
-    step = pd.Series(steps_at(decomposition, rank[told], arrival[told]))
-    inside = step.isin(counted_rows(decomposition.ledger)["step"].unique()).to_numpy()
+    inside = parts["step"].isin(steps).to_numpy()[told]
     ranks, counts = np.unique(last[told[inside]], return_counts=True)
     return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
 

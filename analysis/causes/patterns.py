@@ -65,7 +65,10 @@ def drifts(waits: Sequence[int], least: float) -> bool:
     if len(waits) > MOST_PAIRED:
         place = np.linspace(0, len(waits) - 1, MOST_PAIRED).round().astype(np.int64)
     values, count = np.asarray(waits, np.float64)[place], len(place)
-    signs = sum(int(np.sign(values[gap:] - values[:-gap]).sum()) for gap in range(1, count))
+    rank = np.unique(values, return_inverse=True)[1].astype(np.int16)
+    larger = np.greater.outer(rank, rank)  # [i, j]: the wait of place i is longer than that of place j
+    falls = int(np.count_nonzero(np.triu(larger)))
+    signs = int(np.count_nonzero(larger)) - 2 * falls  # rises less falls
     deviation = (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
     if (abs(signs) - 1) / deviation < CERTAIN:
         return False

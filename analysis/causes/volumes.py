@@ -85,8 +85,8 @@ def _group_sizes(meta: RunMeta, parts: pd.DataFrame) -> np.ndarray:
     sizes = {group.name: len(group.ranks) for group in meta.groups}
     names, group = coded(parts["group"])
     said = np.array([sizes.get(name, -1) for name in names], np.int64)[group]
-    _, match, seen = np.unique(parts["match_id"].to_numpy(), return_inverse=True, return_counts=True)
-    return np.where(said >= 0, said, seen[match])
+    match = pd.factorize(parts["match_id"])[0]
+    return np.where(said >= 0, said, np.bincount(match)[match])
 
 
 def _sent(collective: str, ranks: np.ndarray, size: np.ndarray) -> Fraction | None:

@@ -73,10 +73,13 @@ def exposed_waits(parts: RankParts, exposed: Intervals, compute: Intervals, wait
     next_compute = np.append(compute[0], FOREVER)[after]
     in_time = parts.end[op] <= next_compute
     not_pipeline = parts.axis[op] != PIPELINE
-    order = np.lexsort(
-        (parts.order[op], -parts.last_arrival[op], not_pipeline, -parts.end[op], ~in_time, ~named, segment)
-    )
-    first = order[np.concatenate(([True], segment[order][1:] != segment[order][:-1]))]
+    several = np.flatnonzero(np.bincount(segment)[segment] > 1)
+    keys = (parts.order[op], -parts.last_arrival[op], not_pipeline, -parts.end[op], ~in_time, ~named, segment)
+    order = several[np.lexsort([key[several] for key in keys])]
+    beaten = np.zeros(len(op), bool)
+    beaten[order[1:][segment[order][1:] == segment[order][:-1]]] = True
+    first = np.flatnonzero(~beaten)
+    first = first[np.argsort(segment[first], kind="stable")]
     blocker = op[first]
     return Exposed(
         start[first],

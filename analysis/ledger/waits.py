@@ -109,7 +109,7 @@ def _ranks_seen(parts: Parts) -> dict[int, int]:
 
 def _latest_of_cliques(parts: Parts, match: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of each part: the part of its match that arrived last (the lowest rank of equals), and the one before it (-1)."""
-    order = np.lexsort((parts["rank"], -parts["arrival"], match))
+    order = np.lexsort((-parts["arrival"], match))  # parts come by rank, and equals stay so
     sorted_match = match[order]
     first = (
         np.flatnonzero(np.concatenate(([True], sorted_match[1:] != sorted_match[:-1])))

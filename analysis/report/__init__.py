@@ -60,10 +60,10 @@ def analyze(
     blame, waits = blame_of(run, decomposition, rows)
     stages, starts = stages_of(run, decomposition), step_starts(decomposition)
     reasons = Reasons(run, decomposition)
-    late = stragglers(ledger, starts, blame, last_arrivals(decomposition), stages.__getitem__, reasons)
+    parts = _stepped(decomposition)
+    late = stragglers(ledger, starts, blame, last_arrivals(parts, mean.steps), stages.__getitem__, reasons)
     flow = pipeline(run.meta, ledger, rows)
     classes = operation_classes(run, decomposition)
-    parts = _stepped(decomposition)
     model, load = (
         alpha_beta(parts, mean.steps),
         experts(run, decomposition.windows, parts, mean.steps, stages.__getitem__),
