@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -86,7 +87,7 @@ def theil_sen(size: np.ndarray, time: np.ndarray) -> Line | None:
     two sizes.
     """
     x, y = np.asarray(size, float), np.asarray(time, float)
-    first, second = np.triu_indices(len(x), 1)
+    first, second = _pairs(len(x))
     unequal = x[first] != x[second]
     if not unequal.any():
         return None
@@ -102,6 +103,13 @@ def theil_sen(size: np.ndarray, time: np.ndarray) -> Line | None:
     low, high = min(max(low, 0.0), beta), max(high, beta)
     ends = [float(np.median(y - slope * x)) for slope in (high, low)]
     return Line(alpha, max(min(*ends, alpha), 0.0), max(*ends, alpha), beta, low, high)
+
+
+@lru_cache(maxsize=4)
+def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of all pairs of so many samples: mostly MOST_SAMPLES."""
+    first, second = np.triu_indices(count, 1)
+    return first, second
 
 
 def _slope_interval(x: np.ndarray, y: np.ndarray, slopes: np.ndarray) -> tuple[float, float]:

@@ -155,9 +155,13 @@ class Excess:
         key = (column, tuple(peers))
         if key not in self._usual:
             table = self._table(column)[:, [self._place[peer] for peer in peers]]
-            known = ~np.isnan(table).all(axis=1)
+            known = ~np.isnan(table)
+            some = known.any(axis=1)
+            whole = some & known.all(axis=1)
             self._usual[key] = np.full(len(table), np.nan)
-            self._usual[key][known] = np.nanmedian(table[known], axis=1)
+            self._usual[key][whole] = np.median(table[whole], axis=1)
+            if (some & ~whole).any():
+                self._usual[key][some & ~whole] = np.nanmedian(table[some & ~whole], axis=1)
         return self._usual[key]
 
     def _table(self, column: str) -> np.ndarray:
