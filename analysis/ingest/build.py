@@ -106,19 +106,19 @@ def open_or_build(
     try:
         return build(plan, place, progress, refresh, engine, workers)
     except (OSError, RuntimeError) as error:
-        if not _out_of_space(error):
+        if not out_of_space(error):
             raise
         if place == cache:
             raise _no_space(cache) from error
     try:  # the run's own disk is full: the cache directory often lies on another
         return build(plan, cache, progress, refresh, engine, workers)
     except (OSError, RuntimeError) as error:
-        if not _out_of_space(error):
+        if not out_of_space(error):
             raise
         raise _no_space(cache) from error
 
 
-def _out_of_space(error: BaseException | None) -> bool:
+def out_of_space(error: BaseException | None) -> bool:
     """Whether a full disk (or quota) is at the bottom of it; the engine names the rank around the error itself."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

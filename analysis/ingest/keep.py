@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import store
-from stepscope.analysis.ingest.build import ProgressCall, build
+from stepscope.analysis.ingest.build import ProgressCall, build, out_of_space
 from stepscope.analysis.ingest.plans import as_paths, plan_of
 from stepscope.analysis.run import Run
 from stepscope.tracer.schema import RUN_FILE, RunMeta
@@ -68,6 +68,10 @@ def keep(
         write_meta(under_way, replace(run.meta, name=out.name))
         under_way.chmod(0o777 & ~store.umask())
         os.replace(under_way, out)
+    except (OSError, RuntimeError) as error:
+        if not out_of_space(error):
+            raise
+        raise StepscopeError(f"no space left for {out}: free some, or name a directory on another disk") from error
     finally:
         shutil.rmtree(under_way, ignore_errors=True)
     return open_kept(out)

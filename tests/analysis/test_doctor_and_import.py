@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import shutil
@@ -15,7 +16,7 @@ from trace_files import header, members, row, usual_steps, write_run
 
 from stepscope.__main__ import status_of
 from stepscope.analysis.errors import StepscopeError
-from stepscope.analysis.ingest import Progress, keep, open_run, store
+from stepscope.analysis.ingest import Progress, keep, open_run, rank_writer, store
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.commands.progress import shown_on
 from stepscope.tracer.schema import RUN_FILE, rank_file
@@ -168,6 +169,18 @@ def test_what_is_not_finished_leaves_nothing(
 
     monkeypatch.setattr(store.Builder, "commit", fail)
     with pytest.raises(type(error)):
+        keep.keep([str(file) for file in files], tmp_path / "runs" / "kept")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = traces(tmp_path / "t")
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rank_writer.RankWriter, "append", full)
+    with pytest.raises(StepscopeError, match=r"no space left for .*kept"):
         keep.keep([str(file) for file in files], tmp_path / "runs" / "kept")
     assert list((tmp_path / "runs").iterdir()) == []
 
