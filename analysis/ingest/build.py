@@ -223,10 +223,11 @@ def _refuse_two_of_a_rank(entries: list[Entry]) -> None:
         other = first.setdefault(rank, entry)
         if other is not entry:
             key = "file" if other["file"] != entry["file"] else "path"  # of one name in two directories
-            raise StepscopeError(
-                f"{other[key]} and {entry[key]} are both rank {rank}: remove one of them, or say which rank each is "
-                "in the [ranks] table of a rules file"
-            )
+            said = (
+                embedded is not None and other["facts"].get("rank") is not None
+            )  # a user's map does not overrule that
+            advice = "" if said else ", or say which rank each is in the [ranks] table of a rules file"
+            raise StepscopeError(f"{other[key]} and {entry[key]} are both rank {rank}: remove one of them{advice}")
 
 
 def written(task: Task, rank: int, result: RankFile) -> Entry:

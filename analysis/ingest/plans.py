@@ -48,4 +48,5 @@ def plan_of(paths: list[str], rules: str | Path | None) -> Plan:
         )
     if directories:
         return plan_run(Path(directories[0]).expanduser())
-    return plan_foreign(paths, str(rules) if rules is not None else None)
+    # workers elsewhere may be in another directory
+    return plan_foreign(paths, str(Path(rules).expanduser().absolute()) if rules is not None else None)

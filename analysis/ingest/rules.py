@@ -102,9 +102,22 @@ def collective_of_kernel(name: str) -> int:
     return code_of(COLLECTIVES, words.get(found.group(1), "")) if found else -1
 
 
-@lru_cache(maxsize=8)
 def load_rules(user_file: str | None = None) -> Rules:
     """The built-in rules, with those of a user's TOML file in front. StepscopeError names what is wrong in it."""
+    return _loaded(user_file, _state(user_file) if user_file is not None else None)
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    """What changes when the file does; None where there is none."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=8)
+def _loaded(user_file: str | None, state: tuple[int, int] | None) -> Rules:
     table = tomllib.loads(resources.files(__package__).joinpath("rules.toml").read_text(encoding="utf-8"))
     if user_file is not None:
         table = _merged(_user_table(user_file), table)
@@ -133,7 +146,7 @@ def built_in_digest() -> str:
 
 def _user_table(path: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise StepscopeError(f"cannot read the rules in {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from trace_files import row
 
 from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ingest import open_run
 from stepscope.analysis.ingest.rules import load_rules
-from stepscope.tracer.schema import AXES, COLLECTIVES, KINETO_COLLECTIVES
+from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, KINETO_COLLECTIVES
 
 COMMUNICATION = """
 ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)
@@ -154,3 +157,13 @@ def test_a_wrong_file_is_explained(tmp_path: Path, text: str, says: str) -> None
         load_rules(str(file))
     with pytest.raises(StepscopeError, match="cannot read the rules"):
         load_rules(str(tmp_path / "absent.toml"))
+
+
+def test_rules_that_were_changed_meanwhile_are_read_anew(tmp_path: Path) -> None:
+    """As in a notebook: the store of the second read is not one of the first rules."""
+    file, trace = tmp_path / "mine.toml", tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [row("my_ring", 0, 5)]}))
+    file.write_text('[communication]\nnames = ["other"]\n')
+    assert open_run(trace, rules=file).columns(0, "kind")["kind"].tolist() == [KINDS.index("compute")]
+    file.write_text('\ufeff[communication]\nnames = ["my_ring"]\n', encoding="utf-8")
+    assert open_run(trace, rules=file).columns(0, "kind")["kind"].tolist() == [KINDS.index("comm")]
