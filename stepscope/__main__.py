@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -85,6 +86,9 @@ def status_of(arguments: list[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another
+            stream.reconfigure(errors="replace")
     sys.exit(status_of(sys.argv[1:]))
 
 

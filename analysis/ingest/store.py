@@ -117,8 +117,9 @@ def cache_place(source: Path) -> Path:
         raise StepscopeError(
             f"cannot write {root} ({error.strerror}): set XDG_CACHE_HOME to a directory that can be written"
         ) from error
-    name = hashlib.sha256(str(source).encode()).hexdigest()[:16]
-    return root / f"{source.name[:40] or 'run'}-{name}"
+    name = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]  # a name need not be text
+    shown = source.name[:40].encode("utf-8", "replace").decode("utf-8")
+    return root / f"{shown or 'run'}-{name}"
 
 
 def _can_create(directory: Path) -> bool:

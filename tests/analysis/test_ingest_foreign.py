@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import re
+import subprocess
+import sys
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -509,3 +511,13 @@ def test_links_in_a_circle_and_pipes_are_refused_in_words(tmp_path: Path) -> Non
             open_run(path)
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": [row("gemm", 0, 1)]}))
     assert open_run(tmp_path).ranks == [0]
+
+
+def test_names_of_files_that_are_no_text(tmp_path: Path) -> None:
+    """Names are bytes: one that is no UTF-8 is a name as well, on a terminal that knows no letter but ASCII too."""
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.json"))
+    write(file, [step(1, 0, 9), row("gemm \u2713", 0, 1)])
+    for path in (file, tmp_path):
+        words = [sys.executable, "-m", "stepscope", "doctor", str(path), "--quiet"]
+        done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"") and b"health ok" in done.stdout
