@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 STORE_VERSION = 4
 """Counted up whenever a reader would fill the columns differently: older stores are rebuilt."""
 
+MANY_ROWS = 1 << 20
+"""Columns of more rows than these are worth threads, which cost more than they save of fewer."""
+
 ABANDONED_S = 3600
 """A temporary store that nobody touched for so long was left by a process that was killed."""
 
@@ -275,7 +278,7 @@ class _Reader:
         with self._opened(file) as parquet:
             try:
                 with plain_memory():
-                    return parquet.read(columns=columns)
+                    return parquet.read(columns=columns, use_threads=parquet.metadata.num_rows > MANY_ROWS)
             except (OSError, pa.ArrowInvalid) as error:
                 raise self._damaged(file) from error
 

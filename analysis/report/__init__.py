@@ -228,6 +228,7 @@ def _device_names(run: Run) -> frozenset[str]:
     for rank in run.ranks:
         columns = run.columns(rank, "kind", "name_id")
         strings = run.strings(rank)
-        used = np.unique(columns["name_id"][np.isin(columns["kind"], wanted)])
-        names.update(strings[code] for code in used.tolist() if code >= 0)
+        used = np.zeros(len(strings) + 1, bool)
+        used[columns["name_id"][np.isin(columns["kind"], wanted)]] = True  # -1, no name, is the last
+        names.update(strings[code] for code in np.flatnonzero(used[:-1]).tolist())
     return frozenset(names)
