@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -138,18 +138,21 @@ def collectives(decomposition: Decomposition) -> dict[str, Column]:
     parts = decomposition.matches.parts  # sorted by match, then rank
     if parts.empty:
         return {name: np.empty(0, object) for name in COLLECTIVE_FIELDS}
-    match, collective = parts["match_id"].to_numpy(), parts["collective"].to_numpy(object)
-    first = firsts(match)
-    both = np.logical_or.reduceat(collective == "send", first) & np.logical_or.reduceat(collective == "receive", first)
-    unmatched = parts["unmatched"].to_numpy()[first]
-    method = parts["method"].to_numpy(object)[first]
-    columns: dict[str, Column] = {name: parts[name].to_numpy(object)[first] for name in ("group", "axis", "strategy")}
-    columns["collective"] = np.where(both, "send_receive", collective[first])
+    first = firsts(parts["match_id"].to_numpy())
+    columns: dict[str, Column] = {name: parts[name].array.take(first) for name in ("group", "axis", "strategy")}
+    words, kind = coded(parts["collective"])
+    ends = [kind == words.index(one) if one in words else np.zeros(len(kind), bool) for one in ("send", "receive")]
+    both = np.logical_and(*(np.logical_or.reduceat(end, first) for end in ends))
+    columns["collective"] = _taken([*words, "send_receive"], np.where(both, len(words), kind[first]))
+    words, method = coded(parts["method"].iloc[first])
+    unmatched = parts["unmatched"].to_numpy(bool)[first]
+    columns["match"] = _taken(
+        [*(word or "single" for word in words), "unmatched"], np.where(unmatched, len(words), method)
+    )
     columns["seq"] = Numbers(parts["seq"].to_numpy()[first])
     columns["bytes"] = Numbers(np.maximum.reduceat(parts["bytes"].to_numpy(), first))
     longest = _longest_waits(parts["wait_ns"].to_numpy(), first)
     columns["last_rank"] = Numbers(parts["last_rank"].to_numpy()[longest])
-    columns["match"] = np.where(unmatched, "unmatched", np.where(method == "", "single", method))
     columns["partial"] = parts["partial"].to_numpy()[first]
     for name in ("ranks", "arrival_ns", "end_ns", "wait_ns", "transfer_ns"):
         values = parts["rank" if name == "ranks" else name].to_numpy()
@@ -157,6 +160,11 @@ def collectives(decomposition: Decomposition) -> dict[str, Column]:
     arrival = np.minimum.reduceat(parts["arrival_ns"].to_numpy(), first)
     order = np.lexsort((coded(parts["group"])[1][first], arrival))
     return {name: columns[name][order] for name in COLLECTIVE_FIELDS}
+
+
+def _taken(words: Sequence[str], code: np.ndarray) -> pd.api.extensions.ExtensionArray:
+    """The word of each code."""
+    return pd.Series(words).array.take(code)
 
 
 def _longest_waits(wait: np.ndarray, first: np.ndarray) -> np.ndarray:

@@ -85,7 +85,7 @@ class Numbers:
         return found
 
 
-Column = pd.Series | np.ndarray | Lists | Numbers
+Column = pd.Series | np.ndarray | pd.api.extensions.ExtensionArray | Lists | Numbers
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _texts(column: Column) -> Iterable[str]:
     if kind == "f":
         return [repr(value) if math.isfinite(value) else "null" for value in column.tolist()]
     if what == "string":  # few words come again and again
-        code, words = pd.factorize(column)
+        code, words = pd.factorize(column)  # type: ignore[arg-type]
         return np.array([_encoded(str(word)) for word in words], object)[code].tolist()  # type: ignore[no-any-return]
     known: dict[Any, str] = {}
     return [_text(value, known) for value in column.tolist()]
