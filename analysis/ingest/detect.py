@@ -41,7 +41,7 @@ def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
             if head.startswith(PARQUET_MAGIC):
                 return _of_parquet(path)
             if head.startswith(b"PK\x03\x04"):
-                return None, f"it is a zip archive: unpack it, or name what is in it (zip://*::{path})"
+                return None, f"it is a zip archive: unpack it, or name what is in it (zip://**::{path})"
             first_line = head.removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
             if first_line[:1] not in (b"{", b"[") and b"optype" in first_line:
                 return _of_table(table_header(first_line)[0])

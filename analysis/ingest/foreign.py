@@ -182,18 +182,32 @@ def _in_directory(directory: Path) -> list[str]:
 
 def _expanded_url(url: str) -> list[str]:
     """The files that a URL names; of a chained one (`zip://*.json::file:///traces.zip`) each with the rest of the chain."""
+    first, link, rest = url.partition("::")
+    if "://" not in first:  # a cache in front of what is meant: `simplecache::https://...`
+        return [first + link + one for one in _expanded_url(rest)]
     fs, path = filesystem_of(url)
-    _, link, rest = url.partition("::")
     try:
         if glob.has_magic(path):
-            names = fs.glob(path)
-        elif fs.isdir(path):
-            names = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
+            names: list[str] = []
+            for name, facts in fs.glob(path, detail=True).items():
+                names += _listed(fs, name) if facts["type"] == "directory" else [name]
+        elif _may_list(path) and fs.isdir(path):
+            names = _listed(fs, path)
         else:
             names = [path]
     except Exception as error:  # every filesystem has exceptions of its own
         raise StepscopeError(f"cannot list {url}: {error}") from error
     return sorted(fs.unstrip_protocol(name) + link + rest for name in names)
+
+
+def _may_list(path: str) -> bool:
+    """Whether to ask if it is a directory: a web server answers with the whole file where it is none."""
+    return not path.startswith(("http://", "https://")) or not Path(path.partition("?")[0]).suffix or path.endswith("/")
+
+
+def _listed(fs: Any, directory: str) -> list[str]:
+    """The files of a directory."""
+    return [entry["name"] for entry in fs.ls(directory, detail=True) if entry["type"] == "file"]
 
 
 def _fingerprint(file: str) -> list[Any]:

@@ -13,15 +13,21 @@ _COORDINATE = re.compile(r"(?:^|[^a-z])(pp|dp|cp|ep|tp)[-_]?(\d+)(?!\d)", re.IGN
 _OUTERMOST_FIRST = ("pp", "dp", "cp", "ep", "tp")
 
 
+def _inside(path: str) -> str:
+    """Of a chained URL (`zip://a/rank0.json::traces.zip`, `simplecache::https://host/rank0.json`) the part that names the
+    file; any other path as it is."""
+    return next((part for part in path.split("::") if "://" in part), path)
+
+
 def file_name(path: str) -> str:
     """The last part of a path or URL; of a chained URL (`zip://rank0.json::file:///traces.zip`) that of the file itself."""
-    return Path(path.partition("::")[0]).name
+    return Path(_inside(path)).name
 
 
 def beside(path: str, name: str) -> str:
     """The path or URL of the file called `name` in the same directory."""
-    inside, link, rest = path.partition("::")
-    return inside.removesuffix(file_name(path)) + name + link + rest
+    inside = _inside(path)
+    return path.replace(inside, inside.removesuffix(file_name(path)) + name, 1)
 
 
 def _told_apart(files: list[str]) -> dict[str, str]:
@@ -29,7 +35,7 @@ def _told_apart(files: list[str]) -> dict[str, str]:
     names = {file: file_name(file) for file in files}
     if len(set(names.values())) == len(files):
         return names
-    parts = {file: Path(file.partition("::")[0]).parts for file in files}
+    parts = {file: Path(_inside(file)).parts for file in files}
     shared = 0
     while len({one[shared] for one in parts.values() if len(one) > shared + 1}) == 1:
         shared += 1

@@ -131,9 +131,10 @@ class ByteSource:
 
     def _before_damage(self) -> Iterator[bytes]:
         """What the damaged member still holds before the damage: isal gives nothing of a block that has some, zlib does."""
-        self._file.seek(self._member_at)
+        self._go_back(self._member_at)
         member, gave = zlib.decompressobj(_GZIP), 0
-        while data := self._file.read(READ_SIZE):
+        pieces: list[bytes] = []  # what comes before the rest of the file
+        while data := pieces.pop() if pieces else self._file.read(READ_SIZE):
             while data and not member.eof:
                 before = member.copy()
                 try:
@@ -142,15 +143,28 @@ class ByteSource:
                     if len(data) == 1:
                         return
                     member, half = before, len(data) // 2  # the damage lies in one of the halves
-                    self._file.seek(half - len(data), 1)
+                    pieces.append(data[half:])
                     data = data[:half]
                     continue
                 gave += len(block)
                 if gave > self._member_gave:
                     yield block[max(len(block) - gave + self._member_gave, 0) :]
 
+    def _go_back(self, place: int) -> None:
+        """Read on from this byte of the file."""
+        try:
+            self._file.seek(place)
+        except (OSError, ValueError):  # a stream
+            self._file.close()
+            self._file, self._filesystem = _open(self.path)
+            while place > 0 and (passed := self._file.read(min(place, READ_SIZE))):
+                place -= len(passed)
+
     def _more(self) -> bytes:
-        data = self._file.read(READ_SIZE)
+        try:
+            data = self._file.read(READ_SIZE)
+        except Exception as error:  # every filesystem has exceptions of its own
+            raise StepscopeError(f"cannot read {self.path}: {error or type(error).__name__}") from error
         self.consumed += len(data)
         if self._told is not None and data:
             self._told(len(data))
@@ -162,7 +176,14 @@ def _open(path: str) -> tuple[BinaryIO, Any]:
     if "://" not in path:
         return open(path, "rb"), None
     filesystem, inside = filesystem_of(path)
-    return filesystem.open(inside, "rb"), filesystem
+    # of a web server as a stream: not every one sends parts, and a file is read from its begin
+    how = {"block_size": 0} if inside.startswith(("http://", "https://")) else {}
+    try:
+        return filesystem.open(inside, "rb", **how), filesystem
+    except OSError:
+        raise
+    except Exception as error:  # every filesystem has exceptions of its own
+        raise StepscopeError(f"cannot read {path}: {error or type(error).__name__}") from error
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
