@@ -103,7 +103,13 @@ def _describe(
     unsaid = [entry for entry in entries if entry["facts"]["rank"] is None]
     if format == "kineto" and unsaid and len(entries) > 1:
         listed = ", ".join(f"{entry['file']} = {entry['rank']}" for entry in unsaid[:4])
-        text = f"{len(unsaid)} files do not say which rank they are of: taken from their names ({listed}, ...)"
+        listed += ", ..." if len(unsaid) > 4 else ""
+        said = (
+            "1 file does not say which rank it is"
+            if len(unsaid) == 1
+            else f"{len(unsaid)} files do not say which rank they are"
+        )
+        text = f"{said} of: taken from the names ({listed})"
         health.append(HealthItem("rank_from_name", text))
     if format == "nsys":
         places = ", ".join(f"rank {entry['rank']}: {entry['facts']['place']}" for entry in entries[:8])

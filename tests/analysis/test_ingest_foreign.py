@@ -321,6 +321,34 @@ def test_files_of_one_name_are_told_apart_by_their_directories(tmp_path: Path, p
     assert run.ranks == ([0, 2, 10] if places[0].startswith("rank") else [0, 1, 2])
 
 
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["gpu8_rank0", "gpu8_rank10", "gpu8_rank2"], [0, 10, 2]),  # the machine has 8, the rank is another number
+        (["rank-0", "worker1"], [0, 1]),
+        (["other", "rank-3"], [0, 3]),
+        (["b", "rank-0", "rank-1"], [2, 0, 1]),
+        (["node0_rank0", "node0_rank1", "node1_rank0"], [0, 1, 2]),  # ranks of a node
+        (["gpu8_a", "gpu8_b"], [0, 1]),
+    ],
+)
+def test_ranks_that_some_names_carry(tmp_path: Path, names: list[str], ranks: list[int]) -> None:
+    for name in names:
+        write(tmp_path / f"{name}.json", [row(name, 0, 1)])
+    run = open_run(tmp_path)
+    assert {events_of(run, rank)[0][0]: rank for rank in run.ranks} == dict(zip(names, ranks, strict=True))
+
+
+@pytest.mark.parametrize("names", [["rank0_step10", "rank0_step20"], ["worker1.1695", "worker1.1694", "worker0.1694"]])
+def test_two_files_that_are_one_rank_by_their_names(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write(tmp_path / f"{name}.json", [row(name, 0, 1)])
+    with pytest.raises(StepscopeError, match=r"\.json and .*\.json are both rank \d: remove one .* \[ranks\] table"):
+        open_run(tmp_path)
+    (tmp_path / "mine.toml").write_text("[ranks]\n" + "".join(f'"{name}.json" = {i}\n' for i, name in enumerate(names)))
+    assert open_run(tmp_path, rules=tmp_path / "mine.toml").ranks == list(range(len(names)))
+
+
 def test_a_broken_file_leaves_the_others(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", [row("a", 0, 1)])
     (tmp_path / "rank1.json.gz").write_bytes(gzip.compress(b'{"traceEvents": ['))
