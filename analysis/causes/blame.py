@@ -27,26 +27,34 @@ from stepscope.analysis.causes.exposed import Held, Step, WaitTable, holders
 
 @dataclass(frozen=True)
 class Allowance:
-    """What each pipeline stage waits for each other in the schedule itself: `ns[stage, stage waited for, step]`.
+    """What each pipeline stage waits for each other in the schedule itself, step by step, ns: one value a sorted key."""
 
-    The axes of `ns` are places in `stages` (sorted) and in the steps of the waits.
-    """
-
-    stages: np.ndarray
+    stages: np.ndarray  # sorted
+    steps: int
+    keys: np.ndarray
     ns: np.ndarray
+
+    @classmethod
+    def of(cls, steps: int, stage: np.ndarray, on: np.ndarray, step: np.ndarray, ns: np.ndarray) -> Allowance:
+        """Of rows: `stage` waits `ns` for the stage `on` in a step (its place among so many); equal ones are summed."""
+        stages = np.unique(np.concatenate((stage, on)))
+        key = (places(stage, stages) * len(stages) + places(on, stages)) * steps + step
+        keys, which = np.unique(key, return_inverse=True)
+        total = np.zeros(len(keys), np.int64)
+        np.add.at(total, which, ns)
+        return cls(stages, steps, keys, total)
 
     @classmethod
     def none(cls) -> Allowance:
         """Of a run without pipeline."""
-        return cls(np.empty(0, np.int64), np.zeros((0, 0, 0), np.int64))
+        return cls.of(0, *[np.empty(0, np.int64)] * 4)
 
     def at(self, stage: np.ndarray, on: np.ndarray, step: np.ndarray) -> np.ndarray:
         """Of each (stage, stage waited for, place of a step) the ns that are free; 0 for stages without schedule."""
         one, other = places(stage, self.stages), places(on, self.stages)
-        answer = np.zeros(len(one), np.int64)
-        known = np.flatnonzero((one >= 0) & (other >= 0))
-        answer[known] = self.ns[one[known], other[known], step[known]]
-        return answer
+        key = (one * len(self.stages) + other) * self.steps + step
+        at = places(np.where((one >= 0) & (other >= 0), key, -1), self.keys)
+        return np.append(self.ns, 0)[at]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from stepscope.analysis.ledger.decompose import Decomposition, step_column
 from stepscope.analysis.ledger.parts import PIPELINE, RECEIVE
 from stepscope.analysis.run import Run
 
+LONGEST = 1 << 60
+"""No sum of a replayed schedule's times is longer, ns: three decades."""
+
 
 def stages_of(run: Run, decomposition: Decomposition) -> dict[int, int]:
     """Rank -> pipeline stage: by run.json, else the one stage that the rank's rows name, else -1."""
@@ -73,17 +76,18 @@ def allowances(
         at = np.array([place[labels[one]] for one in chosen.tolist()], np.int64)
         message = None if transfer is None else transfer[at]
         means = {phase: ns[chosen] for phase, ns in durations.items()}
-        played = replay(tables, means, message) if len(tables) > 1 else None
-        if played is not None and len(chosen):
-            found.append((at, np.array(sorted(tables), np.int64), played))
+        if len(tables) < 2 or not len(chosen):
+            continue
+        longest = LONGEST // (len(tables) * len(chosen) * sum(map(len, tables.values())))  # so that no sum overflows
+        means = {phase: np.minimum(ns, longest) for phase, ns in means.items()}
+        played = replay(tables, means, None if message is None else np.minimum(message, longest))
+        if played is not None:
+            stage, on, step, ns = structural(played, np.array(sorted(tables), np.int64))
+            found.append((stage, on, at[step], ns))
     if not found:
         return Allowance.none()
-    stages = np.unique(np.concatenate([one for _, one, _ in found]))
-    ns = np.zeros((len(stages), len(stages), len(steps)), np.int64)
-    for at, among, played in found:
-        own = np.searchsorted(stages, among)
-        ns[np.ix_(own, own, at)] = structural(played, among)
-    return Allowance(stages, ns)
+    stage, on, step, ns = (np.concatenate(column) for column in zip(*found, strict=True))
+    return Allowance.of(len(steps), stage, on, step, ns)
 
 
 def message_times(decomposition: Decomposition, steps: Sequence[int | str]) -> np.ndarray:
@@ -103,17 +107,18 @@ def message_times(decomposition: Decomposition, steps: Sequence[int | str]) -> n
     return found
 
 
-def structural(played: PlanReplay, stages: np.ndarray) -> np.ndarray:
-    """What each of `stages` waits for each other in the end, in each step of a schedule: [stage, waited for, step]."""
+def structural(played: PlanReplay, stages: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What stages wait for each other in the end, in each step of a schedule: stage, stage waited for, step (place), ns.
+
+    `stages`: all of them, sorted.
+    """
     count, waits = len(stages), played.waits
     length = played.makespan + 1
     before = count * (np.cumsum(length) - length)  # on the axis, one step after the other and in it stage after stage
     base = (before[:, None] + length[:, None] * np.arange(count)).ravel()
     stage, on = (waits.step * count + np.searchsorted(stages, one) for one in (waits.stage, waits.on))
     held = holders(stage, waits.start, waits.end, on, base)
-    found = np.zeros((count, count, len(length)), np.int64)
-    np.add.at(found, (stage[held.wait] % count, held.holder % count, waits.step[held.wait]), held.ns)
-    return found
+    return stages[stage[held.wait] % count], stages[held.holder % count], waits.step[held.wait], held.ns
 
 
 def blame_of(run: Run, decomposition: Decomposition, rows: pd.DataFrame) -> tuple[Blame, WaitTable]:

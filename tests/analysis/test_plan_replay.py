@@ -11,6 +11,7 @@ from pipeline_runs import pipeline_run
 from plain_blame import plain_allowance, plain_replay
 
 from stepscope.analysis.causes.actions import WORK_PHASES, actions, mean_durations, step_durations
+from stepscope.analysis.causes.blame import Allowance
 from stepscope.analysis.causes.evidence import allowances, structural
 from stepscope.analysis.causes.pipeline import alike, observed_tables
 from stepscope.analysis.causes.plan import Slot, replay
@@ -18,6 +19,11 @@ from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.report import analyze
 
 Tables = dict[int, list[Slot]]
+
+
+def free_at(allowance: Allowance, stage: int, on: int, step: int) -> int:
+    """One value."""
+    return int(allowance.at(*(np.array([one]) for one in (stage, on, step)))[0])
 
 
 @st.composite
@@ -60,11 +66,11 @@ def test_what_a_schedule_needs_is_free_in_every_step(tables: Tables, steps: list
     if played is None or len(tables) < 2:
         return
     stages = np.array(sorted(tables), np.int64)
-    found = structural(played, stages)
+    found = Allowance.of(len(steps), *structural(played, stages))
     for at, durations in enumerate(steps):
         plain = plain_allowance(tables, durations)
-        mine = {(int(stages[i]), int(stages[j])): int(found[i, j, at]) for i, j in np.argwhere(found[:, :, at])}
-        assert mine == plain
+        pairs = [(one, other) for one in stages.tolist() for other in stages.tolist()]
+        assert {pair: ns for pair in pairs if (ns := free_at(found, *pair, at))} == plain
 
 
 def test_steps_that_ran_alike_are_told_together() -> None:
@@ -90,12 +96,17 @@ def test_the_allowance_of_every_step_is_that_of_the_order_in_which_it_ran() -> N
     found = allowances(run, rows, labels)
     for place, step in enumerate(labels):
         plain = plain_allowance(observed_tables(rows, step), {phase: int(ns[place]) for phase, ns in durations.items()})
-        mine = {
-            (int(found.stages[i]), int(found.stages[j])): int(found.ns[i, j, place])
-            for i, j in np.argwhere(found.ns[:, :, place])
-        }
-        assert mine == plain
+        pairs = [(one, other) for one in range(4) for other in range(4)]
+        assert {pair: ns for pair in pairs if (ns := free_at(found, *pair, place))} == plain
         assert plain
+
+
+def test_times_that_cannot_be_overflow_nothing() -> None:
+    run = pipeline_run(2, 4)
+    rows = actions(run, decompose(run).windows)
+    labels, _ = step_durations(rows)
+    found = allowances(run, rows.assign(compute_ns=1 << 58), labels, np.full(len(labels), 1 << 62))
+    assert (found.ns > 0).all() and len(found.ns)
 
 
 def test_mean_durations_of_a_step_are_whole_to_the_nearest_even() -> None:

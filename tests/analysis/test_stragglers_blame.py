@@ -21,12 +21,11 @@ def blamed(
 ) -> Blame:
     """`blame` of a few waits and of an allowance written out."""
     table, free = WaitTable.of(waits), free or {}
-    stages = sorted({stage for pairs in free.values() for pair in pairs for stage in pair})
-    ns = np.zeros((len(stages), len(stages), len(table.steps)), np.int64)
-    for place, step in enumerate(table.steps):
-        for (stage, on), each in free.get(int(step), {}).items():
-            ns[stages.index(stage), stages.index(on), place] = each
-    return blame(table, Allowance(np.array(stages, np.int64), ns), stage_of)
+    rows = [
+        (*pair, place, ns) for place, step in enumerate(table.steps) for pair, ns in free.get(int(step), {}).items()
+    ]
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    return blame(table, Allowance.of(len(table.steps), *columns), stage_of)
 
 
 def charged(found: Blame) -> dict[int, dict[int, dict[int, int]]]:
