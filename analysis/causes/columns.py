@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
@@ -27,8 +25,3 @@ def firsts(sorted_values: np.ndarray) -> np.ndarray:
     fresh = np.ones(len(sorted_values), bool)
     fresh[1:] = sorted_values[1:] != sorted_values[:-1]
     return np.flatnonzero(fresh)
-
-
-def members(labels: pd.Series, wanted: Iterable[int | str]) -> np.ndarray:
-    """Which rows carry one of the wanted labels (bool)."""
-    return labels.isin(list(wanted)).to_numpy()

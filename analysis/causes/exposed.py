@@ -6,7 +6,7 @@ never twice through one rank (definitions.md: waits inside waits).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,32 +17,18 @@ from stepscope.analysis import intervals
 Step = int | str
 
 
-class Wait(NamedTuple):
-    """One exposed wait of one rank: half open, absolute integer ns; `on` is the rank that it waited for, -1 unknown."""
-
-    step: Step
-    start_ns: int
-    end_ns: int
-    on: int
-    structural: bool = False  # classified as bubble: the schedule's allowance pays for it first
-    match: int = -1
-
-
 @dataclass(frozen=True)
 class WaitTable:
-    """Exposed waits of all ranks, one value a wait: by rank and start, those of one rank disjoint. Fields as of Wait.
-
-    `step` is a place in `steps`.
-    """
+    """Exposed waits of all ranks, one value a wait: by rank and start, those of one rank disjoint; half open, integer ns."""
 
     steps: Sequence[Step]
     rank: np.ndarray
-    step: np.ndarray
+    step: np.ndarray  # place in `steps`
     start: np.ndarray
     end: np.ndarray
-    on: np.ndarray
-    structural: np.ndarray
-    match: np.ndarray
+    on: np.ndarray  # the rank that it waited for, -1 unknown
+    structural: np.ndarray  # bool: classified as bubble, the schedule's allowance pays for it first
+    match: np.ndarray  # the communication
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -56,18 +42,6 @@ class WaitTable:
         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
         order = np.lexsort((columns[2], columns[0]))
         return cls(steps, *(column[order] for column in columns))
-
-    @classmethod
-    def of(cls, waits: Mapping[int, Sequence[Wait]]) -> WaitTable:
-        """Of waits a rank, for few of them."""
-        place: dict[Step, int] = {}
-        rows = [
-            (rank, place.setdefault(one.step, len(place)), one.start_ns, one.end_ns, one.on, one.structural, one.match)
-            for rank, line in waits.items()
-            for one in line
-        ]
-        columns = np.array(rows, np.int64).reshape(-1, 7).T
-        return cls.joined(list(place), [[*columns[:5], columns[5].astype(bool), columns[6]]])
 
 
 class Held(NamedTuple):

@@ -9,8 +9,34 @@ from fractions import Fraction
 from operator import attrgetter
 from typing import NamedTuple
 
-from stepscope.analysis.causes.exposed import Wait
+import numpy as np
+
+from stepscope.analysis.causes.exposed import WaitTable
 from stepscope.analysis.causes.plan import Slot
+
+
+class Wait(NamedTuple):
+    """One exposed wait of one rank; fields as of WaitTable."""
+
+    step: int | str
+    start_ns: int
+    end_ns: int
+    on: int
+    structural: bool = False
+    match: int = -1
+
+
+def table_of(waits: Mapping[int, Sequence[Wait]]) -> WaitTable:
+    """Waits a rank as columns."""
+    place: dict[int | str, int] = {}
+    rows = [
+        (rank, place.setdefault(one.step, len(place)), one.start_ns, one.end_ns, one.on, one.structural, one.match)
+        for rank, line in waits.items()
+        for one in line
+    ]
+    columns = np.array(rows, np.int64).reshape(-1, 7).T
+    return WaitTable.joined(list(place), [[*columns[:5], columns[5].astype(bool), columns[6]]])
+
 
 # -- blame -------------------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
+from plain_blame import Wait, table_of
 from random_timelines import number_rows, random_timeline
 from test_compare import plain_run
 from timelines import Timeline
 
-from stepscope.analysis.causes.exposed import Wait, WaitTable, holders
+from stepscope.analysis.causes.exposed import holders
 from stepscope.analysis.compare import compare, noise_band
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.ledger.match import match
@@ -171,7 +172,7 @@ def holder_at(waits: dict[int, list[Wait]], rank: int, instant: int) -> int | No
 @settings(max_examples=200)
 @given(waiting())
 def test_whom_a_wait_goes_back_to_is_decided_instant_by_instant(waits: dict[int, list[Wait]]) -> None:
-    table = WaitTable.of(waits)
+    table = table_of(waits)
     held = holders(table.rank, table.start, table.end, table.on, np.arange(len(waits)) * 100)
     found: dict[int, dict[int, int]] = {rank: {} for rank in waits}
     for wait, holder, ns in zip(*(column.tolist() for column in held), strict=True):

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_blame import plain_blame
+from plain_blame import Wait, plain_blame, table_of
 
 from stepscope.analysis.causes.blame import Allowance, Blame, blame
-from stepscope.analysis.causes.exposed import Wait, WaitTable
 
 Free = Mapping[int, Mapping[tuple[int, int], int]]
 """Step -> (stage, stage waited for) -> structural ns."""
@@ -20,7 +19,7 @@ def blamed(
     waits: Mapping[int, Sequence[Wait]], free: Free | None = None, stage_of: Mapping[int, int] | None = None
 ) -> Blame:
     """`blame` of a few waits and of an allowance written out."""
-    table, free = WaitTable.of(waits), free or {}
+    table, free = table_of(waits), free or {}
     rows = [
         (*pair, place, ns) for place, step in enumerate(table.steps) for pair, ns in free.get(int(step), {}).items()
     ]
