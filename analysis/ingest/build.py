@@ -9,6 +9,8 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,7 +276,7 @@ def meta_from_ranks(name: str, entries: list[Entry], source: str) -> RunMeta:
             if known is None or (not known.axis and group["axis"]) or (not known.ranks and group["ranks"]):
                 groups[group["name"]] = GroupMeta(group["name"], group["axis"], tuple(group["ranks"]))
     backends = sorted({fact["backend"] for fact in facts if fact["backend"]})
-    coords = [fact.get("coords") for fact in facts]
+    coords = _coordinates(entries, world)
     placed = len(coords) == world and all(coords)
     tables = [tuple(ActionMeta(*action) for action in fact.get("table", ())) for fact in facts]
     hosts = tuple(fact["host"] for fact in facts)
@@ -287,10 +289,22 @@ def meta_from_ranks(name: str, entries: list[Entry], source: str) -> RunMeta:
         hosts=hosts if all(hosts) and len(hosts) == world else (),
         mesh=facts[0]["mesh"] if placed else {},
         coords=tuple(coords) if placed else (),  # type: ignore[arg-type]
-        pipeline_table=tuple(tables) if placed and all(tables) else (),
+        pipeline_table=tuple(tables) if placed and len(tables) == world and all(tables) else (),
         groups=tuple(groups.values()),
         backend=", ".join(backends),
     )
+
+
+def _coordinates(entries: list[Entry], world: int) -> list[dict[str, int] | None]:
+    """Coordinates by rank, as the files tell them; ranks without a file have those that are left, in order."""
+    told = {entry["rank"]: entry["facts"].get("coords") for entry in entries}
+    mesh = entries[0]["facts"].get("mesh", {})
+    if len(told) == world or not all(told.values()) or prod(mesh.values()) != world:
+        return list(told.values())
+    every = (dict(zip(mesh, place, strict=True)) for place in product(*map(range, mesh.values())))
+    taken = {frozenset(place.items()) for place in told.values() if place}
+    left = (place for place in every if frozenset(place.items()) not in taken)
+    return [told.get(rank) or next(left) for rank in range(world)]
 
 
 def missing_ranks(meta: RunMeta, entries: list[Entry]) -> list[HealthItem]:

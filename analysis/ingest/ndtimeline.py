@@ -24,6 +24,7 @@ from stepscope.analysis.ingest.normalize import RankFile
 from stepscope.analysis.ingest.operations import Kind, Rows, begins_of, lay_out, rank_file
 from stepscope.analysis.ingest.source import ByteSource
 from stepscope.analysis.units import counted
+from stepscope.tracer.schema import MAX_RANKS
 
 OPERATIONS = {
     "forward-compute": Kind("compute", "forward"),
@@ -47,10 +48,10 @@ OPERATIONS = {
 OPTIONAL = ("rank", "seq_id", "mc", "gmc", "mb_id")
 """Columns that a table may have; -1 where a row says nothing."""
 
-_MOST = {"dp_rank": 1 << 20, "stage": (1 << 15) - 1, "step": 1 << 53}
+_MOST = {"dp_rank": MAX_RANKS - 1, "stage": (1 << 15) - 1, "step": 1 << 53}
 """The largest numbers of a place that are believed."""
 
-_MOST_OPTIONAL = {"rank": 1 << 20, "seq_id": 1 << 53, "mc": (1 << 15) - 1, "gmc": 1 << 20, "mb_id": (1 << 31) - 1}
+_MOST_OPTIONAL = {"rank": MAX_RANKS - 1, "seq_id": 1 << 53, "mc": (1 << 15) - 1, "gmc": 1 << 20, "mb_id": (1 << 31) - 1}
 """The largest optional numbers that are believed."""
 
 _MOST_SECONDS = 4e9
@@ -194,7 +195,8 @@ def exact_ns(seconds: Any) -> int:
 
 
 def _rank_numbers(table: pd.DataFrame, replicas: int) -> dict[tuple[int, int], int]:
-    """(dp rank, stage) -> rank: the table's own, where each has one of its own, else stages outermost."""
+    """(dp rank, stage) -> rank: the table's own, where each has one of its own, else stages outermost (of those that are
+    there, where no run has so many)."""
     places = sorted({(int(d), int(s)) for d, s in zip(table["dp_rank"], table["stage"], strict=True)})
     if "rank" in table:
         named = zip(table["dp_rank"].tolist(), table["stage"].tolist(), table["rank"].tolist(), strict=True)
@@ -202,6 +204,8 @@ def _rank_numbers(table: pd.DataFrame, replicas: int) -> dict[tuple[int, int], i
         distinct = len(table[["dp_rank", "stage", "rank"]].drop_duplicates())
         if distinct == len(given) == len(set(given.values())) and min(given.values()) >= 0:
             return given
+    if max(s * replicas + d for d, s in places) >= MAX_RANKS:
+        return {place: rank for rank, place in enumerate(sorted(places, key=lambda place: place[::-1]))}
     return {(d, s): s * replicas + d for d, s in places}
 
 
@@ -264,14 +268,14 @@ def _actions(rows: Rows, kinds: dict[str, Kind]) -> list[list[Any]]:
 def _groups(stages: int, replicas: int, ranks: dict[tuple[int, int], int]) -> list[dict[str, Any]]:
     """All groups of the job, by the names that the rows carry."""
     groups = []
-    for replica in range(replicas):
+    for replica in sorted({replica for replica, _ in ranks}):
         pipeline = [ranks[replica, stage] for stage in range(stages) if (replica, stage) in ranks]
         groups += [
             {"name": f"pp dp{replica} {way}", "axis": "pp", "ranks": pipeline} for way in ("forward", "backward")
         ]
         ends = list(dict.fromkeys((pipeline[0], pipeline[-1])))
         groups.append({"name": f"embedding dp{replica} embedding-grads-all-reduce", "axis": "pp", "ranks": ends})
-    for stage in range(stages):
+    for stage in sorted({stage for _, stage in ranks}):
         members = [ranks[replica, stage] for replica in range(replicas) if (replica, stage) in ranks]
         for name in ("params-all-gather", "grads-reduce-scatter", "grads-all-reduce"):
             groups.append({"name": f"dp stage{stage} {name}", "axis": "dp", "ranks": members})

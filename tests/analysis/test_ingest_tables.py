@@ -112,6 +112,18 @@ def test_times_that_do_not_fit_are_an_error_in_words(tmp_path: Path) -> None:
         opened(tmp_path, "job.csv", table.to_csv(index=False, header=list(COLUMNS)).encode())
 
 
+def test_a_replica_that_is_not_there(tmp_path: Path) -> None:
+    """The second of three: ranks are as if it were there, and it is missed."""
+    run = opened(tmp_path, "job.csv", JOB.assign(dp_rank=JOB["dp_rank"] * 2).to_csv(index=False).encode())
+    assert run.ranks == [0, 2, 3, 5] and columns_of(run, "compute_ns", "bubble_ns") == [(3 * S, 2 * S)]
+    assert said(run)["missing_rank"].text.startswith("2 of 6 ranks have no file (1, 4)")
+
+
+def test_replicas_that_no_run_has_so_many_of_are_counted(tmp_path: Path) -> None:
+    run = opened(tmp_path, "job.csv", JOB.assign(dp_rank=JOB["dp_rank"] * 900_000).to_csv(index=False).encode())
+    assert run.ranks == [0, 1, 2, 3] and columns_of(run, "compute_ns") == [(3 * S,)]
+
+
 # -- dumps of a pipeline -----------------------------------------------------------------------------------------------
 
 
@@ -178,3 +190,18 @@ def test_what_is_no_time_leaves_the_stage_out(tmp_path: Path, time: str) -> None
     (tmp_path / "pp_rank_1.json").write_text(DUMPS[1])
     run = open_run(tmp_path)
     assert run.ranks == [1] and "which is no time" in said(run)["broken_rank"].text
+
+
+def test_a_stage_that_is_not_there(tmp_path: Path) -> None:
+    """One of four: the others are of one pipeline all the same, and nobody's plan is taken for another's."""
+    parts = {"plain": (JOB, 0), "third": (JOB.assign(stage=JOB["stage"] + 2), 2)}
+    (tmp_path / "job.csv").write_text(pd.concat([table for table, _ in parts.values()]).to_csv(index=False))
+    whole = open_run(tmp_path)
+    table = pd.read_csv(tmp_path / "job.csv")
+    (tmp_path / "job.csv").write_text(table[table["stage"] != 1].to_csv(index=False))
+    run = open_run(tmp_path)
+    assert (
+        run.ranks == [0, 1, 4, 5, 6, 7] and run.meta.coords == whole.meta.coords and run.meta.mesh == {"pp": 4, "dp": 2}
+    )
+    assert len(whole.meta.pipeline_table) == 8 and run.meta.pipeline_table == ()
+    assert status_of(["analyze", str(tmp_path), "--quiet"]) == 3
