@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import glob
 import os
 from collections.abc import Callable
@@ -111,6 +112,7 @@ def _describe(
         )
         text = f"{said} of: taken from the names ({listed})"
         health.append(HealthItem("rank_from_name", text))
+        health.extend(_copies(unsaid))
     if format == "nsys":
         places = ", ".join(f"rank {entry['rank']}: {entry['facts']['place']}" for entry in entries[:8])
         health.append(HealthItem("rank_from_device", f"ranks are counted over the devices ({places})"))
@@ -122,6 +124,22 @@ def _describe(
         touches = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "collectives", "stragglers")
         health.append(HealthItem("unknown_world", text, touches=touches))
     return meta_from_ranks(name, entries, "imported")
+
+
+def _copies(entries: list[Entry]) -> list[HealthItem]:
+    """Files that do not say which rank they are of and are the same to the last byte: one rank, taken for several."""
+    first: dict[tuple[int, int, int], Entry] = {}
+    items = []
+    for entry in entries:
+        facts = entry["facts"]
+        other = first.setdefault((facts["rows"], facts["first_ns"], facts["last_ns"]), entry)
+        if other is entry or "://" in entry["path"] + other["path"]:
+            continue
+        if filecmp.cmp(other["path"], entry["path"], shallow=False):
+            text = f"{other['file']} and {entry['file']} are the same to the last byte: is one a copy of the other?"
+            touches = ("visible_comm_ns", "bubble_ns", "imbalance_ns", "collectives", "stragglers")
+            items.append(HealthItem("same_file", text, rank=entry["rank"], file=entry["file"], touches=touches))
+    return items
 
 
 def _communicates(entry: Entry) -> bool:
@@ -144,7 +162,7 @@ def _listing(ignored: list[tuple[str, str]]) -> str:
 
 
 def _expanded(paths: list[str]) -> list[str]:
-    """Every file that the paths name, absolute, each once."""
+    """Every file that the paths name, absolute, each once, by the name that it is given here (a link may say its rank)."""
     files: list[str] = []
     for path in paths:
         if "://" in path:
@@ -161,14 +179,19 @@ def _expanded(paths: list[str]) -> list[str]:
                 raise StepscopeError(f"there is no {path}: give a run directory, a trace, or a pattern that fits some")
             for match in matches:
                 files += _in_directory(match) if match.is_dir() else [_one_file(match)]
-    return list(dict.fromkeys(files))
+    real: dict[str, str] = {}
+    for file in files:
+        place_of_it = file if "://" in file else os.path.realpath(file)
+        if file == place_of_it or place_of_it not in real:
+            real[place_of_it] = file
+    return list(real.values())
 
 
 def _one_file(place: Path) -> str:
     """The absolute path of a file. StepscopeError for what can be read but once, if at all."""
     if place.exists() and not place.is_file():
         raise StepscopeError(f"{place} is a pipe or a device, and traces are read more than once: give a file")
-    return os.path.realpath(place)  # Path.resolve raises for links that lead in a circle
+    return os.path.abspath(place)
 
 
 def _in_directory(directory: Path) -> list[str]:
@@ -183,7 +206,7 @@ def _in_directory(directory: Path) -> list[str]:
             )
         below = (file for file in directory.rglob("*") if file.is_file())
         own = [file for file in below if not any(part.startswith(".") for part in file.relative_to(directory).parts)]
-    return sorted(str(file.resolve()) for file in own)
+    return sorted(os.path.abspath(file) for file in own)
 
 
 def _expanded_url(url: str) -> list[str]:

@@ -295,6 +295,13 @@ def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path: Path) -> N
         open_run(tmp_path)
 
 
+def test_a_copy_that_does_not_say_its_rank_is_said(tmp_path: Path) -> None:
+    for rank, length in ((0, 5), (1, 5), (2, 6)):
+        write(tmp_path / f"rank{rank}.json", [row("a", 0, 5), row("b", 10, length)])
+    (item,) = (item for item in open_run(tmp_path).health.items if item.touches)
+    assert item.code == "same_file" and item.text.startswith("rank0.json and rank1.json are the same")
+
+
 def test_two_files_of_one_rank_and_one_name_are_named_with_their_directories(tmp_path: Path) -> None:
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
@@ -566,6 +573,22 @@ def test_numbers_of_messages_that_do_not_fit_leave_no_hole(tmp_path: Path) -> No
     parts = decompose(open_run(tmp_path)).matches.parts
     pairs = parts.groupby("match_id")["arrival_ns"].apply(sorted).tolist()
     assert sorted(pairs) == [[0], [100_000], [195_000, 200_000]]
+
+
+def test_a_link_says_the_rank_of_what_it_leads_to(tmp_path: Path) -> None:
+    """As where data are kept under the hashes of their contents. A file that is there by two names is read once."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "run").mkdir()
+    for rank, blob in enumerate(("fe12", "0a34", "77bc")):
+        write(tmp_path / "blobs" / blob, [row(f"of {rank}", 0, 1)])
+        (tmp_path / "run" / f"rank{rank}.json").symlink_to(tmp_path / "blobs" / blob)
+    (tmp_path / "run" / "latest.json").symlink_to("rank2.json")
+    for paths in (tmp_path / "run", sorted((tmp_path / "run").glob("rank*")), str(tmp_path / "run" / "rank*")):
+        run = open_run(paths)
+        assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["of 0", "of 1", "of 2"]
+    write(tmp_path / "rank5.json", [row("of 5", 0, 1)], distributedInfo={"rank": 5, "world_size": 6})
+    (tmp_path / "a.json").symlink_to("rank5.json")
+    assert open_run([tmp_path / "a.json", tmp_path / "rank5.json"]).ranks == [5]
 
 
 def test_links_in_a_circle_and_pipes_are_refused_in_words(tmp_path: Path) -> None:
