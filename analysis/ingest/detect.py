@@ -13,6 +13,9 @@ from stepscope.analysis.ingest.source import ByteSource
 HEAD_BYTES = 8 << 20
 """How far into a file its list of events may begin: headers with many process groups are long."""
 
+UNREAD = ""
+"""In place of a format: nothing can be read of the file, so that it may be a trace as well."""
+
 _FIRST_LOOK = 1 << 16
 _EVENTS = re.compile(rb'"traceEvents"\s*:')
 _DUMP = re.compile(rb'"\d+"\s*:\s*\{[^{}]*"fwd_start"\s*:')
@@ -20,11 +23,11 @@ _EVENT = re.compile(rb'"ph"\s*:\s*"')
 
 
 def detect(path: str) -> tuple[str | None, str]:
-    """(format, "") or (None, why it is no trace)."""
+    """(format, ""), or (None, why it is no trace), or (UNREAD, why nothing can be read of it)."""
     try:
         state = None if "://" in path else (os.stat(path).st_size, os.stat(path).st_mtime_ns)
     except OSError as error:
-        return None, f"it cannot be read ({error.strerror})"
+        return UNREAD, f"it cannot be read ({error.strerror})"
     return _detect(path, state)
 
 
@@ -35,7 +38,7 @@ def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
         with ByteSource(path) as source:
             head = _more(source, b"", _FIRST_LOOK)
             if not head:
-                return None, source.cut or "it is empty"
+                return UNREAD, source.cut or "it is empty"
             if head.startswith(SQLITE_MAGIC):
                 return (None, "it is a compressed database: unpack it") if source.compressed else _of_database(path)
             if head.startswith(PARQUET_MAGIC):
@@ -47,14 +50,14 @@ def _detect(path: str, state: tuple[int, int] | None) -> tuple[str | None, str]:
                 return _of_table(table_header(first_line)[0])
             return _of_json(source, head)
     except StepscopeError as error:
-        return None, str(error)
+        return UNREAD, str(error)
 
 
 def _of_database(path: str) -> tuple[str | None, str]:
     from stepscope.analysis.ingest import nsys  # brings in sqlite
 
     why = nsys.why_not(path) if "://" not in path else "an Nsight Systems export is read from a local copy"
-    return (None, why) if why else ("nsys", "")
+    return (UNREAD if why.startswith(nsys.UNREADABLE) else None, why) if why else ("nsys", "")
 
 
 def _of_parquet(path: str) -> tuple[str | None, str]:
@@ -66,7 +69,7 @@ def _of_parquet(path: str) -> tuple[str | None, str]:
     try:
         return _of_table(pq.read_schema(path).names)
     except pa.ArrowInvalid as error:
-        return None, str(error)
+        return UNREAD, str(error)
 
 
 def _of_table(columns: list[str]) -> tuple[str | None, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import names_of_files
 from stepscope.analysis.ingest.build import Entry, Plan, Task, fingerprint, meta_from_ranks
-from stepscope.analysis.ingest.detect import detect
+from stepscope.analysis.ingest.detect import UNREAD, detect
 from stepscope.analysis.ingest.formats import CONFIG
 from stepscope.analysis.ingest.names_of_files import file_name
 from stepscope.analysis.ingest.rules import BUILT_IN, built_in_digest, load_rules
@@ -36,6 +36,8 @@ FORMAT_NAMES = {
 WHOLE_JOBS = ("ndtimeline", "pp-vis")
 """Formats whose files are read together: the windows of the steps are common to all ranks."""
 
+TRACE_NAMES = (".json", ".gz", ".csv", ".tsv", ".parquet", ".sqlite", ".db")
+"""How names of traces end, where nothing but the name can be read of them."""
 
 MOST_LISTED = 10
 """Ignored files, and reasons for it, that the health report names."""
@@ -45,14 +47,19 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
     """How to read what `paths` name: files, directories, globs, URLs. StepscopeError when none of it is a trace."""
     found: dict[str, list[str]] = {}
     ignored: list[tuple[str, str]] = []
+    unread: list[tuple[str, str]] = []
     for file in _expanded(paths):
         format, why = detect(file)
-        if format is None:
-            ignored.append((file, why))
-        else:
+        if format:
             found.setdefault(format, []).append(file)
+        elif format == UNREAD and file_name(file).lower().endswith(TRACE_NAMES):
+            unread.append((file, why))
+        else:
+            ignored.append((file, why))
     if not found:
-        said = "; ".join(f"{file_name(file)}: {why}" for file, why in ignored[:5]) or "the directory is empty"
+        said = (
+            "; ".join(f"{file_name(file)}: {why}" for file, why in (*unread, *ignored)[:5]) or "the directory is empty"
+        )
         raise StepscopeError(f"nothing in {', '.join(paths)} is a trace ({said})")
     if len(found) > 1:
         said = "; ".join(f"{FORMAT_NAMES[format]}: {file_name(files[0])}" for format, files in found.items())
@@ -68,7 +75,7 @@ def plan_foreign(paths: list[str], rules: str | None) -> Plan:
         load_rules(rules)  # what is wrong with them is said at once
         sources[f"rules {rules}"] = fingerprint(Path(rules))
     tasks = partial(_tasks, format, files, rules)
-    describe = partial(_describe, _name(paths), format, ignored)
+    describe = partial(_describe, _name(paths), format, ignored, unread)
     return Plan(identity, False, sources, tasks, read_file, describe)
 
 
@@ -97,10 +104,20 @@ def _tasks(format: str, files: list[str], rules: str | None, directory: Path, bu
 
 
 def _describe(
-    name: str, format: str, ignored: list[tuple[str, str]], entries: list[Entry], health: list[HealthItem]
+    name: str,
+    format: str,
+    ignored: list[tuple[str, str]],
+    unread: list[tuple[str, str]],
+    entries: list[Entry],
+    health: list[HealthItem],
 ) -> RunMeta:
     if ignored:
-        health.append(HealthItem("ignored_files", _listing(ignored)))
+        what = "1 file is no trace and was" if len(ignored) == 1 else f"{len(ignored)} files are no traces and were"
+        health.append(HealthItem("ignored_files", f"{what} ignored: {_listing(ignored)}"))
+    if unread:
+        what = "1 file cannot be read and was" if len(unread) == 1 else f"{len(unread)} files cannot be read and were"
+        touched = ("ledger", "summary", "collectives", "stragglers")
+        health.append(HealthItem("unread_files", f"{what} left out: {_listing(unread)}", touches=touched))
     unsaid = [entry for entry in entries if entry["facts"]["rank"] is None]
     if format == "kineto" and unsaid and len(entries) > 1:
         listed = ", ".join(f"{entry['file']} = {entry['rank']}" for entry in unsaid[:4])
@@ -148,7 +165,7 @@ def _communicates(entry: Entry) -> bool:
 
 
 def _listing(ignored: list[tuple[str, str]]) -> str:
-    """What was ignored and why, the same reason said once: `2 files are no traces and were ignored: a, b (it is empty)`."""
+    """What was ignored and why, the same reason said once: `a, b (it is empty)`."""
     names: dict[str, list[str]] = {}
     for file, why in ignored:
         names.setdefault(why, []).append(file_name(file))
@@ -157,8 +174,7 @@ def _listing(ignored: list[tuple[str, str]]) -> str:
         for why, files in names.items()
     ]
     more = "; ..." if len(listed) > MOST_LISTED else ""
-    what = "1 file is no trace and was" if len(ignored) == 1 else f"{len(ignored)} files are no traces and were"
-    return f"{what} ignored: {'; '.join(listed[:MOST_LISTED])}{more}"
+    return f"{'; '.join(listed[:MOST_LISTED])}{more}"
 
 
 def _expanded(paths: list[str]) -> list[str]:

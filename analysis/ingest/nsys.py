@@ -56,6 +56,9 @@ _SAID = {
 """Tables that an export may lack, and what that means; without the others there was no such row."""
 
 
+UNREADABLE = "it is no readable SQLite database"
+
+
 def why_not(path: str) -> str:
     """Empty for an export that can be read, else what is the matter."""
     try:
@@ -66,7 +69,7 @@ def why_not(path: str) -> str:
                 return ""
             return "it is an Nsight Systems export without GPU kernels (record with --trace=cuda,nvtx)"
     except sqlite3.Error as error:
-        return f"it is no readable SQLite database ({error})"
+        return f"{UNREADABLE} ({error})"
 
 
 def first_ranks(files: list[str], rules: Rules) -> dict[str, int]:

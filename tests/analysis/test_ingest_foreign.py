@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from trace_files import row, step, write_run
 
+from stepscope.__main__ import status_of
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.ledger.decompose import decompose
@@ -370,6 +371,30 @@ def test_a_broken_file_takes_nobodys_rank(tmp_path: Path) -> None:
     write(tmp_path / "b.json", [row("a", 0, 1)], distributedInfo={"rank": 0, "world_size": 2})
     run = open_run(tmp_path)
     assert run.ranks == [0] and {"broken_rank", "missing_rank"} <= set(codes(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rank1.json", b""),
+        ("rank1.json.gz", gzip.compress(b"[")[:3]),
+        ("rank1.json.gz", gzip.compress(b"")),
+        ("one.parquet", b"PAR1 and nothing else"),
+        ("one.sqlite", b"SQLite format 3\0 and nothing else"),
+    ],
+)
+def test_what_nothing_can_be_read_of_may_be_a_rank(tmp_path: Path, name: str, data: bytes) -> None:
+    """It is left out and touches the figures; an empty file that is not called as traces are is none."""
+    write(tmp_path / "rank0.json", [row("a", 0, 1)])
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / name).write_bytes(data)
+    run = open_run(tmp_path)
+    unread, ignored = (
+        next(item for item in run.health.items if item.code == f"{code}_files") for code in ("unread", "ignored")
+    )
+    assert unread.text.startswith(f"1 file cannot be read and was left out: {name} (") and "ledger" in unread.touches
+    assert ignored.text == "1 file is no trace and was ignored: _SUCCESS (it is empty)" and not ignored.touches
+    assert status_of(["doctor", str(tmp_path), "--quiet"]) == 3
 
 
 def test_what_is_no_trace_is_refused_with_reasons(tmp_path: Path) -> None:
