@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from functools import lru_cache
@@ -94,7 +95,21 @@ def _of_json(source: ByteSource, head: bytes) -> tuple[str | None, str]:
         head = longer
     if _DUMP.search(head[:_FIRST_LOOK]):
         return "pp-vis", ""
+    if source.cut is not None or _ends_early(head.removeprefix(b"\xef\xbb\xbf")):
+        return UNREAD, "it ends before a list of trace events begins"
     return None, "it is JSON without a list of trace events"
+
+
+def _ends_early(data: bytes) -> bool:
+    """Is it JSON whose end is missing?"""
+    text = data.decode("utf-8", "replace").rstrip()
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text) or error.msg.startswith("Unterminated")
+    except RecursionError:
+        return False
+    return False
 
 
 def _more(source: ByteSource, head: bytes, size: int) -> bytes:

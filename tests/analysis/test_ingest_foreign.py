@@ -379,6 +379,8 @@ def test_a_broken_file_takes_nobodys_rank(tmp_path: Path) -> None:
         ("rank1.json", b""),
         ("rank1.json.gz", gzip.compress(b"[")[:3]),
         ("rank1.json.gz", gzip.compress(b"")),
+        ("rank1.json", b'{"schemaVersion": 1, "deviceProperties": [{"name": "A'),
+        ("rank1.json", b'{"schemaVersion": 1, "distributedInfo": {"rank": 1}, '),
         ("one.parquet", b"PAR1 and nothing else"),
         ("one.sqlite", b"SQLite format 3\0 and nothing else"),
     ],
@@ -387,13 +389,15 @@ def test_what_nothing_can_be_read_of_may_be_a_rank(tmp_path: Path, name: str, da
     """It is left out and touches the figures; an empty file that is not called as traces are is none."""
     write(tmp_path / "rank0.json", [row("a", 0, 1)])
     (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "log.json").write_text('{"loss": 1}\n{"loss": 2}\n')
     (tmp_path / name).write_bytes(data)
     run = open_run(tmp_path)
     unread, ignored = (
         next(item for item in run.health.items if item.code == f"{code}_files") for code in ("unread", "ignored")
     )
     assert unread.text.startswith(f"1 file cannot be read and was left out: {name} (") and "ledger" in unread.touches
-    assert ignored.text == "1 file is no trace and was ignored: _SUCCESS (it is empty)" and not ignored.touches
+    assert ignored.text.startswith("2 files are no traces and were ignored: _SUCCESS (it is empty); log.json (")
+    assert not ignored.touches
     assert status_of(["doctor", str(tmp_path), "--quiet"]) == 3
 
 
