@@ -95,7 +95,7 @@ def _of_json(source: ByteSource, head: bytes) -> tuple[str | None, str]:
         head = longer
     if _DUMP.search(head[:_FIRST_LOOK]):
         return "pp-vis", ""
-    if source.cut is not None or _ends_early(head.removeprefix(b"\xef\xbb\xbf")):
+    if source.cut is not None or (len(head) < HEAD_BYTES and _ends_early(head.removeprefix(b"\xef\xbb\xbf"))):
         return UNREAD, "it ends before a list of trace events begins"
     return None, "it is JSON without a list of trace events"
 

@@ -390,13 +390,16 @@ def test_what_nothing_can_be_read_of_may_be_a_rank(tmp_path: Path, name: str, da
     write(tmp_path / "rank0.json", [row("a", 0, 1)])
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / "log.json").write_text('{"loss": 1}\n{"loss": 2}\n')
+    (tmp_path / "data.json").write_text(json.dumps({"text": "a" * (9 << 20)}))
     (tmp_path / name).write_bytes(data)
     run = open_run(tmp_path)
     unread, ignored = (
         next(item for item in run.health.items if item.code == f"{code}_files") for code in ("unread", "ignored")
     )
     assert unread.text.startswith(f"1 file cannot be read and was left out: {name} (") and "ledger" in unread.touches
-    assert ignored.text.startswith("2 files are no traces and were ignored: _SUCCESS (it is empty); log.json (")
+    assert ignored.text.startswith(
+        "3 files are no traces and were ignored: _SUCCESS (it is empty); data.json, log.json ("
+    )
     assert not ignored.touches
     assert status_of(["doctor", str(tmp_path), "--quiet"]) == 3
 
