@@ -101,6 +101,8 @@ def _rows(content: Any, chunks: int) -> tuple[Rows, list[str]]:
             rows.group.append("")
             rows.peer.append(-1)
             rows.seq.append(-1)
+    if not rows.step:
+        raise ValueError("it has no operation")
     return rows, odd
 
 

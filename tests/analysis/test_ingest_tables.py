@@ -18,6 +18,7 @@ import pytest
 from stepscope.__main__ import status_of
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
+from stepscope.analysis.ingest.pp_vis import FIELDS
 from stepscope.analysis.ledger.decompose import decompose
 from stepscope.analysis.records import HealthItem
 from stepscope.analysis.run import Run
@@ -205,3 +206,10 @@ def test_a_stage_that_is_not_there(tmp_path: Path) -> None:
     )
     assert len(whole.meta.pipeline_table) == 8 and run.meta.pipeline_table == ()
     assert status_of(["analyze", str(tmp_path), "--quiet"]) == 3
+
+
+def test_a_dump_without_any_operation_leaves_the_stage_out(tmp_path: Path) -> None:
+    (tmp_path / "pp_rank_0.json").write_text(json.dumps({"0": {key: [] for key in FIELDS}}))
+    (tmp_path / "pp_rank_1.json").write_text(DUMPS[1])
+    run = open_run(tmp_path)
+    assert run.ranks == [1] and "it has no operation" in said(run)["broken_rank"].text
