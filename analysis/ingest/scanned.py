@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Entry, Task, broken, rules_of, with_facts
+from stepscope.analysis.ingest.memory import keep_freed_blocks
 from stepscope.analysis.ingest.normalize import Normalizer
 from stepscope.analysis.ingest.plain_columns import embedded_rank
 from stepscope.analysis.ingest.rank_writer import RankWriter
@@ -16,6 +17,7 @@ def read_scanned(task: Task, ours: bool) -> list[Entry]:
 
     A file that cannot be read as a trace is no error: the entry says `broken` and the run goes on without the rank.
     """
+    keep_freed_blocks()
     with Normalizer(rules_of(task), ours, task.directory) as normalizer:
         try:
             with ByteSource(task.path) as source:

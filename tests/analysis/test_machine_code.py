@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,25 @@ def test_where_nothing_may_be_written_the_next_place_is_tried(tmp_path: Path, mo
     assert beside.name == "__pycache__" and cache == tmp_path / "stepscope"
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "told"))
     assert machine._places() == [tmp_path / "told"]
+
+
+@pytest.mark.parametrize("program", ["", "false", "no such program", "echo"])
+def test_without_another_process_it_is_compiled_in_this_one(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    assert machine._compiled_apart() is None
+
+
+@pytest.mark.slow
+def test_the_first_read_ever_compiles_in_another_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from stepscope.analysis.ingest.scanner import machine; machine.entries();"
+        "print([name for name in ('numba', 'scipy') if name in sys.modules])"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" and not done.stderr
+    [kept] = tmp_path.iterdir()
+    assert kept.name.startswith("scanner-") and kept.suffix == ".o"
 
 
 def test_once_compiled_it_is_loaded_without_numba() -> None:

@@ -2,6 +2,8 @@
 
 Loading numba takes half a second, as long as reading half a million events; loading an object file takes 30 ms. The file's
 name tells the sources, the versions of numba and LLVM, and the processor that it is good for, so it is never out of date.
+A process of its own compiles (`python -m stepscope.analysis.ingest.scanner.machine`): what that takes, three hundred
+megabytes, is gone when the reading starts.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import ctypes
 import hashlib
 import os
 import platform
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -40,20 +44,25 @@ class Entries(NamedTuple):
 @lru_cache(maxsize=1)
 def entries() -> Entries:
     """The compiled scanner: from the file where it was kept, else compiled (ten seconds) and kept."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    llvm = _llvm()
     machine = _target(llvm)
     name = f"scanner-{_fingerprint(llvm)}.o"
     places = _places()
     code = next((found for place in places if (found := _kept(place / name)) is not None), None)
     if code is None:
-        code = _compiled(llvm, machine)
+        code = _compiled_apart() or _compiled(llvm, machine)
         for place in places:
             if _keep(place / name, code):
                 break
     return _loaded(llvm, machine, code)
+
+
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
 
 
 def _target(llvm: Any) -> Any:
@@ -112,6 +121,19 @@ def _keep(file: Path, code: bytes) -> bool:
     return True
 
 
+def _compiled_apart() -> bytes | None:
+    """What `_compiled` gives, from a process of its own; None where there is none to be had (an embedded interpreter)."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        return None
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    try:
+        done = subprocess.run([sys.executable, "-m", __name__], env=environment, capture_output=True)
+    except OSError:
+        return None
+    found = done.stdout.startswith(_MAGIC) and done.returncode == 0
+    return done.stdout[len(_MAGIC) :] if found else None
+
+
 def _compiled(llvm: Any, machine: Any) -> bytes:
     """Object code with the functions of entries.py under their own names, and nothing of Python's in it."""
     from stepscope.analysis.ingest.scanner import entries as source
@@ -160,3 +182,8 @@ def _callable(engine: Any, address: int) -> Entry:
         return result.value
 
     return call
+
+
+if __name__ == "__main__":
+    binding = _llvm()
+    sys.stdout.buffer.write(_MAGIC + _compiled(binding, _target(binding)))
