@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest.build import Progress, ProgressCall, open_or_build
 from stepscope.analysis.ingest.keep import is_kept, open_kept
 from stepscope.analysis.ingest.plans import as_paths, plan_of
@@ -30,5 +31,9 @@ def open_run(
     """
     paths = as_paths(path)
     if len(paths) == 1 and "://" not in paths[0] and is_kept(Path(paths[0]).expanduser()):
+        if rules is not None:
+            raise StepscopeError(
+                f"{paths[0]} was imported, and what counts as what was decided then: import the traces again with --rules"
+            )
         return open_kept(Path(paths[0]).expanduser())
     return open_or_build(plan_of(paths, rules), progress, refresh, engine, workers)

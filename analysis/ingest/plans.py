@@ -46,6 +46,10 @@ def plan_of(paths: list[str], rules: str | Path | None) -> Plan:
             f"{directories[0]} is a whole run: read one run at a time, or see what differs with "
             f"`stepscope compare {' '.join(paths[:2])}`"
         )
+    if directories and rules is not None:
+        raise StepscopeError(
+            f"{directories[0]} is a run of stepscope, whose rows say themselves what they are: leave out --rules"
+        )
     if directories:
         return plan_run(Path(directories[0]).expanduser())
     # workers elsewhere may be in another directory

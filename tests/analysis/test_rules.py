@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from trace_files import row
+from trace_files import row, write_run
 
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
+from stepscope.analysis.ingest.keep import keep
 from stepscope.analysis.ingest.rules import load_rules
 from stepscope.tracer.schema import AXES, COLLECTIVES, KINDS, KINETO_COLLECTIVES
 
@@ -167,3 +168,16 @@ def test_rules_that_were_changed_meanwhile_are_read_anew(tmp_path: Path) -> None
     assert open_run(trace, rules=file).columns(0, "kind")["kind"].tolist() == [KINDS.index("compute")]
     file.write_text('\ufeff[communication]\nnames = ["my_ring"]\n', encoding="utf-8")
     assert open_run(trace, rules=file).columns(0, "kind")["kind"].tolist() == [KINDS.index("comm")]
+
+
+def test_rules_that_would_change_nothing_are_refused(tmp_path: Path) -> None:
+    """A run of ours says what its rows are; of one that was imported it was decided when it was."""
+    file, trace = tmp_path / "mine.toml", tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [row("my_ring", 0, 5)]}))
+    file.write_text('[communication]\nnames = ["my_ring"]\n')
+    keep(trace, tmp_path / "kept", rules=file)
+    assert open_run(tmp_path / "kept").columns(0, "kind")["kind"].tolist() == [KINDS.index("comm")]
+    with pytest.raises(StepscopeError, match="import the traces again with --rules"):
+        open_run(tmp_path / "kept", rules=file)
+    with pytest.raises(StepscopeError, match="leave out --rules"):
+        open_run(write_run(tmp_path / "run"), rules=file)
