@@ -207,7 +207,7 @@ def _one_file(place: Path) -> str:
     """The absolute path of a file. StepscopeError for what can be read but once, if at all."""
     if place.exists() and not place.is_file():
         raise StepscopeError(f"{place} is a pipe or a device, and traces are read more than once: give a file")
-    return os.path.abspath(place)
+    return str(place.absolute())
 
 
 def _in_directory(directory: Path) -> list[str]:
@@ -222,7 +222,7 @@ def _in_directory(directory: Path) -> list[str]:
             )
         below = (file for file in directory.rglob("*") if file.is_file())
         own = [file for file in below if not any(part.startswith(".") for part in file.relative_to(directory).parts)]
-    return sorted(os.path.abspath(file) for file in own)
+    return sorted(str(file.absolute()) for file in own)
 
 
 def _expanded_url(url: str) -> list[str]:

@@ -618,6 +618,10 @@ def test_a_link_says_the_rank_of_what_it_leads_to(tmp_path: Path) -> None:
     for paths in (tmp_path / "run", sorted((tmp_path / "run").glob("rank*")), str(tmp_path / "run" / "rank*")):
         run = open_run(paths)
         assert [events_of(run, rank)[0][0] for rank in run.ranks] == ["of 0", "of 1", "of 2"]
+    (tmp_path / "run" / "there").symlink_to(tmp_path / "blobs")
+    assert open_run(tmp_path / "run" / "there" / ".." / "run" / "rank1.json").ranks == [
+        1
+    ]  # .. of what the link leads to
     write(tmp_path / "rank5.json", [row("of 5", 0, 1)], distributedInfo={"rank": 5, "world_size": 6})
     (tmp_path / "a.json").symlink_to("rank5.json")
     assert open_run([tmp_path / "a.json", tmp_path / "rank5.json"]).ranks == [5]
