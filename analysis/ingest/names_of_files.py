@@ -111,4 +111,4 @@ def _coordinates(name: str) -> tuple[int, ...]:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts names with numbers by value: `rank-2` before `rank-10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -338,6 +338,7 @@ def test_files_of_one_name_are_told_apart_by_their_directories(tmp_path: Path, p
         (["b", "rank-0", "rank-1"], [2, 0, 1]),
         (["node0_rank0", "node0_rank1", "node1_rank0"], [0, 1, 2]),  # ranks of a node
         (["gpu8_a", "gpu8_b"], [0, 1]),
+        (["x1²2", "x1²10", "x٣"], [0, 1, 2]),  # what is no digit, and digits of other scripts
     ],
 )
 def test_ranks_that_some_names_carry(tmp_path: Path, names: list[str], ranks: list[int]) -> None:
