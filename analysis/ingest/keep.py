@@ -62,6 +62,7 @@ def keep(
         raise StepscopeError(f"{out} is there already: name a directory that is new or empty (--out)")
     plan = plan_of(as_paths(path), rules)
     out.parent.mkdir(parents=True, exist_ok=True)
+    store.remove_abandoned(out.parent / f".{out.name}")
     under_way = Path(tempfile.mkdtemp(prefix=f".{out.name}.new-", dir=out.parent))
     try:
         run = build(plan, under_way / KEPT_DIRECTORY, progress, engine=engine, workers=workers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -94,14 +95,25 @@ def umask() -> int:
     return mask
 
 
+_UNDER_WAY = r"\.(?:new-[a-z0-9_]{8}|old-[0-9a-f]{32})"
+"""How the name of a store goes on while it is built, and while it gives way to another."""
+
+
 def remove_abandoned(place: Path) -> None:
-    """Remove what killed processes left beside `place`."""
-    for left in place.parent.glob(f"{place.name}.*-*"):
+    """Remove what killed processes left beside `place`; in the cache directory that of all stores."""
+    name = re.escape(place.name)
+    if _IN_CACHE.fullmatch(place.name):
+        name = _IN_CACHE.pattern
+    for left in place.parent.iterdir():
         try:
-            if time.time() - left.stat().st_mtime > ABANDONED_S:
+            if re.fullmatch(name + _UNDER_WAY, left.name) and time.time() - left.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(left, ignore_errors=True)
         except FileNotFoundError:
             continue
+
+
+_IN_CACHE = re.compile(r"(?s:.+)-[0-9a-f]{16}")
+"""Names of stores in the cache directory."""
 
 
 def writable_place(source: Path, inside: bool) -> Path:

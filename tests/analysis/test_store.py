@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,14 +162,21 @@ def test_an_error_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(entry.name for entry in path.iterdir()) == [rank_file(0), rank_file(1), "run.json"]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run")
-    for name, age in ((".stepscope.new-old", 7200), (".stepscope.new-fresh", 0)):
-        (path / name).mkdir()
-        stamp = (path / name).stat().st_mtime - age
-        os.utime(path / name, (stamp, stamp))
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, own_cache: Path) -> None:
+    """Beside a store that is opened; in the cache that of any. Nothing else, whatever it is called, and nothing in use."""
+    path, cache = write_run(tmp_path / "run"), own_cache / "stepscope"
+    left = (".stepscope.new-00000old", f".stepscope.old-{'0' * 32}", f"b-{'1' * 16}.new-00000old")
+    others = (".stepscope.new-000fresh", ".stepscope.new-mine", f"x.new-1-{'1' * 16}")
+    for name in (*left, *others):
+        place = (path if name.startswith(".") else cache) / name
+        place.mkdir(parents=True)
+        age = 0 if "fresh" in name else 7200
+        os.utime(place, (place.stat().st_mtime - age,) * 2)
     open_run(path)
-    assert sorted(entry.name for entry in path.glob(".stepscope*")) == [".stepscope", ".stepscope.new-fresh"]
+    shutil.copy(path / rank_file(0), tmp_path / "trace.json.gz")
+    open_run(tmp_path / "trace.json.gz")
+    assert sorted(entry.name for entry in path.glob(".stepscope*")) == [".stepscope", *others[:2]]
+    assert len(list(cache.iterdir())) == 2 and (cache / others[2]).is_dir()
 
 
 def _open_and_count(path: str, gate: object, answers: object) -> None:
