@@ -259,8 +259,15 @@ def _fingerprint(file: str) -> list[Any]:
     if "://" not in file:
         return fingerprint(Path(file))
     fs, path = filesystem_of(file)
-    info = fs.info(path)
-    return [info.get("size") or 0, str(info.get("mtime") or info.get("LastModified") or info.get("ETag") or "")]
+    try:
+        facts = fs.info(path)
+    except Exception as error:  # every filesystem has exceptions of its own
+        raise StepscopeError(f"cannot read {file}: {error or type(error).__name__}") from error
+    return [facts.get("size") or 0, next((str(facts[key]) for key in _EDITION if facts.get(key)), "")]
+
+
+_EDITION = ("mtime", "LastModified", "ETag", "updated", "last_modified", "CRC", "created")
+"""What filesystems call that which changes when a file does."""
 
 
 def _identity(paths: list[str]) -> Path:

@@ -459,6 +459,18 @@ def test_archives_and_filesystems_without_a_disk(tmp_path: Path) -> None:
             open_run(wrong)
 
 
+def test_what_has_changed_in_an_archive_or_in_memory_is_read_anew(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    for length in (1, 2):
+        text = json.dumps({"traceEvents": [row("a", 0, length)]})
+        with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+            archive.writestr("t.json", text)
+        with fsspec.open("memory://changes/t.json", "w") as file:
+            file.write(text)
+        for url in (f"zip://t.json::{tmp_path}/t.zip", "memory://changes/t.json"):
+            assert open_run(url).columns(0, "dur_ns")["dur_ns"].tolist() == [length * 1000], url
+
+
 def test_traces_on_a_server(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", [row(f"of {rank}", 0, 1)])
