@@ -59,6 +59,10 @@ _SAID = {
 UNREADABLE = "it is no readable SQLite database"
 
 
+DAMAGED = (sqlite3.Error, TypeError, ValueError, OverflowError)
+"""What reading an export raises; but for the first, where it holds NULL or text, or no 64 bits, for a number."""
+
+
 def why_not(path: str) -> str:
     """Empty for an export that can be read, else what is the matter."""
     try:
@@ -68,7 +72,7 @@ def why_not(path: str) -> str:
             if database.tables & {KERNELS, GRAPHS}:
                 return ""
             return "it is an Nsight Systems export without GPU kernels (record with --trace=cuda,nvtx)"
-    except sqlite3.Error as error:
+    except DAMAGED as error:
         return f"{UNREADABLE} ({error})"
 
 
@@ -84,7 +88,7 @@ def first_ranks(files: list[str], rules: Rules) -> dict[str, int]:
         try:
             with opened(file) as database:
                 summaries[file] = database.summary()
-        except sqlite3.Error:  # damaged: reading it will say so
+        except DAMAGED:  # reading it will say so
             summaries[file] = Summary((), "", 0, None, None)
     _refuse_duplicates(summaries)
     if all(len(summary.devices) == 1 for summary in summaries.values()):
@@ -125,8 +129,10 @@ def read_file(task: Task) -> list[Entry]:
                 _read_rank(task, first + index, database, summary, place) for index, place in enumerate(summary.devices)
             ]
         return entries or broken(task, "no device ran a kernel")
-    except (sqlite3.Error, TypeError) as error:  # TypeError: NULL where every version has a number
+    except sqlite3.Error as error:
         return broken(replace(task, rank=None), f"SQLite says: {error}")
+    except DAMAGED as error:
+        return broken(replace(task, rank=None), f"a value in it is none that any version writes: {error}")
 
 
 def _read_rank(task: Task, rank: int, database: Database, summary: Summary, place: Device) -> Entry:

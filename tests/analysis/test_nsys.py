@@ -269,6 +269,20 @@ def test_a_damaged_export_leaves_the_others(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
+@pytest.mark.parametrize("column", ["start", "deviceId", "globalPid", "correlationId"])
+@pytest.mark.parametrize("value", ["abc", "", b"\xff"])
+def test_an_export_with_a_value_that_is_none_leaves_the_others(tmp_path: Path, column: str, value: Any) -> None:
+    """SQLite keeps any value in any column."""
+    for node in (0, 1):
+        export = Export(tmp_path / f"node{node}.sqlite").session(start_ns=SESSION_NS + node)
+        export.kernel("gemm", 10, 15, pid=50 + node).kernel("gemm", 20, 25, pid=50 + node).write()
+    with closing(sqlite3.connect(tmp_path / "node0.sqlite")) as database, database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {column} = ? WHERE start = 20", (value,))
+    run = open_run(tmp_path)
+    broken = [item.file for item in run.health.items if item.code in ("broken_rank", "unread_files")]
+    assert len(broken) == 1 and len(run.ranks) == 1
+
+
 def test_odd_names_of_files_and_texts(tmp_path: Path) -> None:
     path = Export(tmp_path / "50% of #1?.sqlite").kernel("gemm", 5, 9)
     run = open_run(path.write())
