@@ -168,3 +168,21 @@ def covered(a: Intervals, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """For each `[starts[i], ends[i])` the time that `a` covers of it, ns."""
     measure = cover(a, np.concatenate((starts, ends)))
     return measure[len(starts) :] - measure[: len(starts)]
+
+
+def together(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Any intervals (they may overlap) moved to 0, without the time in which there is none: clocks may be years apart.
+
+    Those that touch or overlap keep their distances, and none changes its length.
+
+    >>> together(np.array([100, 900, 90]), np.array([110, 950, 105]))
+    (array([10, 20,  0]), array([20, 70, 15]))
+    """
+    if not len(low):
+        return low, high
+    order = np.argsort(low, kind="stable")
+    reach = np.maximum.accumulate(high[order])
+    gaps = np.maximum(low[order][1:] - reach[:-1], 0)
+    before = np.empty_like(low)
+    before[order] = np.cumsum(np.concatenate(([low.min()], gaps)))
+    return low - before, high - before

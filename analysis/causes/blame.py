@@ -21,8 +21,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from stepscope.analysis import intervals
 from stepscope.analysis.causes.columns import places
 from stepscope.analysis.causes.exposed import Held, Step, WaitTable, holders
+from stepscope.analysis.errors import StepscopeError
+from stepscope.analysis.ledger.classes import TOO_LONG
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,12 @@ def blame(waits: WaitTable, allowance: Allowance | None = None, stage_of: Mappin
 
 def _held(waits: WaitTable, ranks: np.ndarray) -> Held:
     """Whom each wait goes back to at the same instants (places in `ranks`), in the order of steps and of the waits' ends."""
-    origin, last = (int(waits.start.min()), int(waits.end.max())) if len(waits) else (0, 0)
-    stretch = last - origin + 1
-    assert stretch * len(ranks) < 1 << 62, "the run is too long for one axis"
+    start, end = intervals.together(waits.start, waits.end)
+    stretch = int(end.max(initial=0)) + 1
+    if stretch * len(ranks) >= 1 << 62:
+        raise StepscopeError(TOO_LONG.format(stretch // 10**9))
     lane, on = places(waits.rank, ranks), places(waits.on, ranks)
-    base = np.arange(len(ranks), dtype=np.int64) * stretch - origin
-    held = holders(lane, waits.start, waits.end, on, base)
+    held = holders(lane, start, end, on, np.arange(len(ranks), dtype=np.int64) * stretch)
     by_end = np.lexsort((waits.rank, waits.start, waits.end, waits.step))
     turn = np.empty(len(waits), np.int64)
     turn[by_end] = np.arange(len(waits))

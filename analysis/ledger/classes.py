@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.analysis import intervals
+from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ledger.blockers import Exposed
+
+TOO_LONG = "ranks wait for {} s, which cannot be: is a duration in the traces none?"
+"""What to say where all waits do not fit on one axis."""
 
 
 @dataclass
@@ -43,10 +48,10 @@ def follow(
         np.concatenate([getattr(one, name) for one in exposed])
         for name in ("start", "end", "part", "bubble", "nonblocking")
     )
-    origin = int(low.min())
-    low, high = low - origin, high - origin
+    low, high = intervals.together(low, high)
     stretch = int(high.max()) + 1
-    assert stretch * len(exposed) < 1 << 62, "the run is too long for one axis"
+    if stretch * len(exposed) >= 1 << 62:
+        raise StepscopeError(TOO_LONG.format(stretch // 10**9))
     table = _Table(low + place * stretch, high + place * stretch, bubble, last_rank[part])
     pieces = _chase(table, place, low, high, stretch)
     order = np.lexsort((pieces.low, pieces.item))

@@ -83,3 +83,11 @@ def test_touching_intervals_merge_and_empty_ones_vanish() -> None:
     held = intervals.union(np.array([0, 5, 9, 20]), np.array([5, 9, 9, 19]))
     assert [side.tolist() for side in held] == [[0], [9]]
     assert intervals.length(intervals.EMPTY) == 0
+
+
+def test_intervals_years_apart_come_together_with_their_lengths_and_overlaps() -> None:
+    year = 365 * 86_400 * 10**9
+    low = np.array([54 * year + 90, 10, 54 * year + 100, 0])
+    high = np.array([54 * year + 120, 30, 54 * year + 110, 5])
+    assert [one.tolist() for one in intervals.together(low, high)] == [[25, 5, 35, 0], [55, 25, 45, 5]]
+    assert [one.tolist() for one in intervals.together(*intervals.EMPTY)] == [[], []]

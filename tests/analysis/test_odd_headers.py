@@ -148,3 +148,30 @@ def test_any_path_like_opens(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     for one in (path, str(path), [path], (str(path),), Named()):
         assert stepscope.open(one).run.ranks == [0, 1]
+
+
+@pytest.mark.parametrize("host", ["one", ""])
+def test_relative_stamps_beside_absolute_ones(tmp_path: Path, host: str) -> None:
+    """Three ranks reduce at 0, 20 and 40 us until 100; the first one's clock begins with its file, 54 years behind.
+
+    On hosts that nobody names its clock is estimated; on one host, where clocks are the same, health says they disagree.
+    """
+    for rank in range(3):
+        said = {
+            "stream": 20,
+            "Collective name": "allreduce",
+            "Process Group Name": "1",
+            "Process Group Ranks": "[0, 1, 2]",
+        }
+        name = {**GEMM, "name": "ncclDevKernel_AllReduce_Sum_f32", "tid": 20}
+        rows = [
+            {**name, "ts": 1000 * k + 20 * rank, "dur": 100 - 20 * rank, "args": {**said, "Seq": k}} for k in range(3)
+        ]
+        base = {"baseTimeNanoseconds": 1_700_000_000_000_000_000} if rank else {}
+        info = {"distributedInfo": {"rank": rank, "world_size": 3}, "host_name": host}
+        write(tmp_path / f"rank{rank}.json", [{**STEP, "dur": 3000}, *rows], **info, **base)
+    report = analyze(open_run(tmp_path))
+    codes = {item.code for item in report.health.items}
+    assert ("clock_violation" if host else "clock_estimated") in codes
+    if not host:
+        assert report.ledger["imbalance_ns"].tolist() == [120_000, 60_000, 0]
