@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+ONE_BLAS_THREAD = "OPENBLAS_NUM_THREADS"
+"""Set to 1, numpy loads without threads."""
+
 ENGINES = ("serial", "processes")
 DASK = "dask"
 """`dask@ADDRESS`: on the workers of the Dask scheduler at ADDRESS (`tcp://host:8786`)."""
@@ -86,7 +89,7 @@ def _in_processes(
     pool = ProcessPoolExecutor(min(workers, max(1, len(items))), mp_context=context, initializer=_begin_worker)
     futures: dict[Future[Result], Item] = {}
     try:
-        with _interrupts_later(), _main_left_out(fn):
+        with _interrupts_later(), _main_left_out(fn), _one_blas_thread():
             futures = {pool.submit(fn, item): item for item in items}
         pending = set(futures)
         while pending:
@@ -121,6 +124,20 @@ def _main_left_out(fn: Callable[..., object]) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Processes that are started in this block have no threads for linear algebra, which nothing here does: numpy's library
+    starts one a core as soon as it is loaded, and lets them spin."""
+    if ONE_BLAS_THREAD in os.environ:
+        yield
+        return
+    os.environ[ONE_BLAS_THREAD] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ONE_BLAS_THREAD]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import traceback
 
 import typer
 
+from stepscope.analysis.engine import ONE_BLAS_THREAD
 from stepscope.analysis.errors import StepscopeError
 from stepscope.commands import command_line, with_default_command
 from stepscope.exit_codes import ExitCode
@@ -86,6 +87,8 @@ def status_of(arguments: list[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    if sys.argv[1:2] not in (["run"], ["sweep"]):  # those train, and the processes that they start inherit it
+        os.environ.setdefault(ONE_BLAS_THREAD, "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another
             stream.reconfigure(errors="replace")
