@@ -16,14 +16,18 @@ COLUMNS = ("rank", "step", "time_ns", "name", "key", "value")
 
 def samples(run: Run, windows: Mapping[int, Windows], names: Sequence[str]) -> pd.DataFrame:
     """COLUMNS of the samples of these counters inside the windows of each rank's steps; time in the rank's own clock."""
-    frames = [_of_rank(run, rank, windows[rank], names) for rank in run.ranks if rank in windows]
+    frames = []
+    for rank in run.ranks:
+        wanted = [code for code, text in enumerate(run.strings(rank)) if text in names]
+        if wanted and rank in windows:
+            frames.append(_of_rank(run, rank, windows[rank], wanted))
     frames = [frame for frame in frames if len(frame)]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
 
 
-def _of_rank(run: Run, rank: int, steps: Windows, names: Sequence[str]) -> pd.DataFrame:
+def _of_rank(run: Run, rank: int, steps: Windows, wanted: Sequence[int]) -> pd.DataFrame:
+    """`wanted`: codes of the counters' names."""
     counters, strings = run.counters(rank), run.strings(rank)
-    wanted = [code for code, text in enumerate(strings) if text in names]
     time = counters["time_ns"]
     at = np.searchsorted(steps.start_ns, time, "right") - 1
     inside = (at >= 0) & (time < np.append(steps.end_ns, 0)[at])

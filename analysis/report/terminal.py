@@ -5,7 +5,7 @@ Text that comes from traces (names, labels) only ever enters as rich.Text, never
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -70,8 +70,9 @@ def blocks(report: Report, width: int) -> Iterator[RenderableType]:
         yield from _section("By rank", _ranks(report, width))
     if report.pipeline.stages > 1:
         yield from _section("Pipeline", _pipeline(report))
-    if view.overlap_rows(report):
-        yield from _section("Overlap of communication with compute", _overlap(report))
+    overlap = view.overlap_rows(report)
+    if overlap:
+        yield from _section("Overlap of communication with compute", _overlap(overlap))
     for detail in details(report):
         yield from _section(detail.title, _detail(detail))
     if report.stragglers:
@@ -188,13 +189,13 @@ def _pipeline(report: Report) -> RenderableType:
     return Group(Text(clean(", ".join(facts))), table)
 
 
-def _overlap(report: Report) -> RenderableType:
+def _overlap(rows: Sequence[tuple[str, ...]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("axis", "collective", "stream"):
         table.add_column(name)
     table.add_column("overlap efficiency", justify="right")
     table.add_column("comm overlap", justify="right")
-    for row in view.overlap_rows(report)[:MOST_ROWS]:
+    for row in rows[:MOST_ROWS]:
         table.add_row(*(Text(clean(cell, 24)) for cell in row))
     return table
 
