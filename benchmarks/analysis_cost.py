@@ -178,7 +178,7 @@ def main() -> None:
     """Make the traces, measure, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 2_000_000])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", type=Path, help="a page with marks that takes the table")
     options = parser.parse_args()
     folder = os.environ.get("STEPSCOPE_CORPUS")
