@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.tracer.schema import RUN_FILE, GroupMeta, RunMeta, rank_file
+from stepscope.analysis.run import Run
+from stepscope.tracer.schema import KINDS, RUN_FILE, GroupMeta, RunMeta, rank_file
 
 BASE_NS = 1_700_000_000_000_000_000
 
@@ -114,3 +115,28 @@ def write_run(path: Path, ranks: tuple[int, ...] = (0, 1), count: int = 3, **cha
             b"".join(members(header(rank, changes.get("world_size", 2)), usual_steps(rank, count)))
         )
     return path
+
+
+def write(path: Path, rows: list[dict], **header: Any) -> Path:
+    """A foreign trace in JSON."""
+    path.write_text(json.dumps({**header, "traceEvents": rows}))
+    return path
+
+
+def events_of(run: Run, rank: int = 0) -> list[tuple[str, str, int, int]]:
+    """(name, kind, start, duration) in ns, in the store's order."""
+    events, strings = run.columns(rank), run.strings(rank)
+    return [
+        (strings[name], KINDS[kind], int(start), int(dur))
+        for name, kind, start, dur in zip(*(events[c] for c in ("name_id", "kind", "start_ns", "dur_ns")), strict=True)
+    ]
+
+
+def codes(run: Run) -> list[str]:
+    """What the health report is about."""
+    return [item.code for item in run.health.items]
+
+
+def call(name: str, start: float, dur: float, correlation: int, tid: int = 1) -> dict:
+    """A call that launches device work."""
+    return row(name, start, dur, cat="cuda_runtime", tid=tid, pid=99, correlation=correlation)
