@@ -83,7 +83,7 @@ class Comparison:
         """The public JSON of `stepscope compare` (docs/json_format.md)."""
         return {
             "schema": JSON_SCHEMA_VERSION,
-            "runs": [_run_json(report) for report in self.reports],
+            "runs": [report.head() for report in self.reports],
             "comparisons": [_pair_json(pair) for pair in self.pairs],
         }
 
@@ -185,11 +185,6 @@ def _class_deltas(a: Report, b: Report) -> tuple[Delta, ...]:
 
 
 # -- JSON and the verdict for CI ---------------------------------------------------------------------------------------
-
-
-def _run_json(report: Report) -> dict[str, Any]:
-    whole = report.sections()  # no table is among these
-    return {name: whole[name] for name in ("run", "health", "summary")}
 
 
 def _delta_json(delta: Delta) -> dict[str, Any]:

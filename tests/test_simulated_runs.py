@@ -273,12 +273,14 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
 
 REFUSED: list[tuple[list[str], str]] = [
     (["--slow-stage", "4"], "slow-stage 4 is not among the 4 stages: take 0 to 3"),
-    (["--slow-stage", "1", "--slow-factor", "0"], "take positive ones"),
+    (["--slow-stage", "-1"], "slow-stage -1 is not among the 4 stages: take 0 to 3"),
+    (["--slow-stage", "1", "--slow-factor", "0"], "take a positive factor"),
     (["--slow-link", "0-4"], "slow-link 4 is not among the 4 stages"),
     (["--slow-link", "0-2"], "slow-link 0-2: stage 0 sends nothing to stage 2"),
     (["--slow-link", "0"], "link '0' is not two ranks"),
     (["--out", "run", "--steps", "0"], "0 steps"),
     (["--out", "run", "--steps", "1000"], "take 1 to 256"),
+    (["--out", "run", "--unit-ms", "-1"], "cannot be recorded: take a longer unit"),
     (["--out", "run", "--unit-ms", "0"], "cannot be recorded: take a longer unit"),
     (["--out", "run", "--unit-ms", "0.0000001"], "cannot be recorded: take a longer unit"),
     (["--out", "run", "--message-bytes", "6"], "take a multiple of 4"),

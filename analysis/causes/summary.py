@@ -65,13 +65,8 @@ class Means:
         return self.values.get("step_ns")
 
 
-def whole_rows(ledger: pd.DataFrame) -> pd.DataFrame:
-    """The ledger's rows that enter means (steps.whole_steps): not partial, empty, slow first or a shortened open end."""
-    return ledger[_whole(ledger)]
-
-
 def _whole(ledger: pd.DataFrame) -> np.ndarray:
-    """Which rows are whole (bool)."""
+    """Which rows enter means (bool), as steps.whole_steps has it; that is asked only of ranks with an open end."""
     flags = ledger["flags"].tolist()
     kinds: dict[tuple[str, ...], int] = {}  # there are few
     kind = np.array([kinds.setdefault(one, len(kinds)) for one in flags], np.int64)

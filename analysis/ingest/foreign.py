@@ -112,21 +112,17 @@ def _describe(
     health: list[HealthItem],
 ) -> RunMeta:
     if ignored:
-        what = "1 file is no trace and was" if len(ignored) == 1 else f"{len(ignored)} files are no traces and were"
+        what = counted(len(ignored), "file is no trace and was", "files are no traces and were")
         health.append(HealthItem("ignored_files", f"{what} ignored: {_listing(ignored)}"))
     if unread:
-        what = "1 file cannot be read and was" if len(unread) == 1 else f"{len(unread)} files cannot be read and were"
+        what = counted(len(unread), "file cannot be read and was", "files cannot be read and were")
         touched = ("ledger", "summary", "collectives", "stragglers")
         health.append(HealthItem("unread_files", f"{what} left out: {_listing(unread)}", touches=touched))
     unsaid = [entry for entry in entries if entry["facts"]["rank"] is None]
     if format == "kineto" and unsaid and len(entries) > 1:
         listed = ", ".join(f"{entry['file']} = {entry['rank']}" for entry in unsaid[:4])
         listed += ", ..." if len(unsaid) > 4 else ""
-        said = (
-            "1 file does not say which rank it is"
-            if len(unsaid) == 1
-            else f"{len(unsaid)} files do not say which rank they are"
-        )
+        said = counted(len(unsaid), "file does not say which rank it is", "files do not say which rank they are")
         text = f"{said} of: taken from the names ({listed})"
         health.append(HealthItem("rank_from_name", text))
         health.extend(_copies(unsaid))

@@ -168,7 +168,7 @@ def read_table(path: str) -> Part:
         data = source.read()
     if data.startswith(PARQUET_MAGIC):
         return Part(pq.read_table(io.BytesIO(data)).to_pandas(ignore_metadata=True))
-    cut = None if source.spare else source.cut
+    cut = source.cut
     if cut is not None:
         data = data[: data.rfind(b"\n") + 1]
     _, separator = table_header(data)

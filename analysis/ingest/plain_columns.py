@@ -31,7 +31,7 @@ class Lookups:
 
     def __init__(self, rules: Rules, names: Interner) -> None:
         self._code = Question(names.code, -1, np.int32)
-        self._grid = Question(lambda text: names.code(_grid(text)) if _grid(text) else -1, -1, np.int32)
+        self._grid = Question(lambda text: names.code(grid) if (grid := _grid(text)) else -1, -1, np.int32)
         self._vocabularies = {
             column: Question(partial(code_of, words), -1, np.int8)
             for column, words in (("phase", PHASES), ("axis", AXES), ("strategy", STRATEGIES))
@@ -48,9 +48,9 @@ class Lookups:
         events = {name: np.broadcast_to(np.array([-1], dtype), raw.rows) for name, dtype in EVENT_COLUMNS.items()}
         events["start_ns"] = source["ts"] + base_ns(raw)
         events["dur_ns"] = source["dur"]
-        for ours, theirs in _COPIED:
-            if not is_constant(source[theirs]) or source[theirs][0] >= 0:
-                events[ours] = bounded(source[theirs], EVENT_COLUMNS[ours])
+        for name in _COPIED:
+            if not is_constant(source[name]) or source[name][0] >= 0:
+                events[name] = bounded(source[name], EVENT_COLUMNS[name])
         if not is_constant(source["correlation"]) or is_id(source["correlation"][:1]).any():
             events["launch_id"] = np.where(is_id(source["correlation"]), source["correlation"], -1)
         for ours, theirs, base in (("issue_ns", "issue_ns", base_ns(raw)), ("op_id", "waits_for", 0)):
@@ -83,8 +83,8 @@ class Lookups:
         return flags
 
 
-_COPIED = (*((name, name) for name in ("stage", "chunk", "microbatch", "layer", "bytes", "op_id")),)
-"""Column of ours, column of the file."""
+_COPIED = ("stage", "chunk", "microbatch", "layer", "bytes", "op_id")
+"""Columns that are ours and the file's."""
 
 
 def _grid(text: str) -> str:
@@ -118,13 +118,13 @@ def counter_columns(raw: Raw, names: Interner) -> Columns:
 def embedded_rank(raw: Raw) -> int | None:
     """Which rank the header says the file is of."""
     info = raw.header.get("distributedInfo")
-    return _header_number(info.get("rank"), 0) if isinstance(info, dict) else None
+    return _header_number(info.get("rank"), 0, MAX_RANKS - 1) if isinstance(info, dict) else None
 
 
 def world_size(raw: Raw) -> int | None:
     """How many ranks the header says there are."""
     info = raw.header.get("distributedInfo")
-    return _header_number(info.get("world_size"), 1) if isinstance(info, dict) else None
+    return _header_number(info.get("world_size"), 1, MAX_RANKS) if isinstance(info, dict) else None
 
 
 def base_ns(raw: Raw) -> int:
@@ -150,6 +150,6 @@ def odd_header(raw: Raw) -> list[str]:
     ]
 
 
-def _header_number(value: object, least: int) -> int | None:
+def _header_number(value: object, least: int, most: int) -> int | None:
     """A rank or a number of ranks, None where there is none that can be."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_RANKS else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None

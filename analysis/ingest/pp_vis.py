@@ -123,7 +123,7 @@ def _content(path: str) -> Any:
     """The JSON of one file, compressed or not. StepscopeError or ValueError says what is wrong."""
     with ByteSource(path) as source:
         data = source.read()
-        if source.cut is not None and not source.spare:
+        if source.cut is not None:
             raise StepscopeError(source.cut)
     return json.loads(data.decode("utf-8-sig"))
 

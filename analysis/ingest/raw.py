@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepscope.analysis.units import counted
+
 MISSING = np.iinfo(np.int64).min
 INT64_MAX = np.iinfo(np.int64).max
 
@@ -99,7 +101,7 @@ class Repair(NamedTuple):
     @property
     def said(self) -> str:
         """`1 string contains ...`, `2 strings contain ...`."""
-        return f"{self.times} {self.texts[self.times != 1]}"
+        return counted(self.times, *self.texts)
 
 
 @dataclass

@@ -47,7 +47,7 @@ _SAID = {
     codes.VALUE: ("unreadable_value", both("value", "are", "no JSON (NaN, inf, nothing, ...): taken as missing")),
     codes.COMMA: ("spare_comma", both("comma", "are", "too many: ignored")),
     codes.LONG_TEXT: ("long_text", both("string", "are", f"longer than {codes.MAX_TEXT} bytes: cut")),
-    codes.TOO_LARGE: ("too_large", both("number", "need", "more than 64 bits: taken as missing")),
+    codes.TOO_LARGE: ("too_large", both("number", "do", "not fit in 64 bits: taken as missing")),
     codes.SWALLOWED: ("swallowed_event", both("value", "hold", "what looks like events: kept as one value")),
     codes.TOO_MANY_TEXTS: ("too_many_texts", both("string", "were", "new when the table of names was full: lost")),
 }
@@ -114,10 +114,10 @@ class _Reader:
     def read(self) -> Raw:
         cut = (self._read_lists() or None) if self._find_list() else _NO_LIST
         offset = self._base + self._position
-        if self._source.cut is not None and self._source.spare and cut is None:
-            said = both("stretch of bytes", "follow", "the compressed data and is none: ignored")
-            self._lost.append(Repair("spare_bytes", said, 1, offset))
-        elif self._source.cut is not None:
+        if self._source.spare:
+            said = "stretch of bytes follows the compressed data and is none: ignored"
+            self._lost.append(Repair("spare_bytes", (said, said), 1, offset))
+        if self._source.cut is not None:
             cut = self._source.cut
         raw = self._gatherer.finish(self._header)
         raw.cut, raw.cut_offset = cut, offset if cut else -1

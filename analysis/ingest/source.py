@@ -125,7 +125,6 @@ class ByteSource:
             self._input, self._member = rest, isal_zlib.decompressobj(_GZIP)
             self._member_at, self._member_gave = self.consumed - len(rest), 0
         elif rest:
-            self.cut = "bytes that are no compressed data follow the compressed data"
             self.spare = True
             self._rescued = iter(())
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,20 +197,32 @@ def health_to_json(items: list[HealthItem]) -> list[dict[str, Any]]:
     return [asdict(item) for item in items]
 
 
+_POOL = Lock()
+_within = 0  # how many threads are in plain_memory
+_chosen: Any = None
+
+
 @contextmanager
 def plain_memory() -> Iterator[None]:
     """Let arrow take memory of the system itself, which gets it back: its own pools keep 40 MB for ever.
 
-    What a caller chose for the process is as it was after it.
+    The choice is the process's: the last thread that leaves gives back what was chosen before the first one came.
     """
+    global _chosen, _within
     import pyarrow as pa
 
-    chosen = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
+    with _POOL:
+        if not _within:
+            _chosen = pa.default_memory_pool()
+            pa.set_memory_pool(pa.system_memory_pool())
+        _within += 1
     try:
         yield
     finally:
-        pa.set_memory_pool(chosen)
+        with _POOL:
+            _within -= 1
+            if not _within:
+                pa.set_memory_pool(_chosen)
 
 
 def _constant(name: str, value: int, rows: int) -> np.ndarray:

@@ -249,7 +249,7 @@ def _step_rows(summary: RankSummary, time: RankTime, matches: Matches) -> Column
         "op_wait_ns": _op_wait(summary, matches),
         "nonblocking_ns": _measure(time.nonblocking, windows),
         "blocking_comm_ns": _blocking(summary, time),
-        "in_means": np.array(whole_steps(windows.step_ns.tolist(), windows.flags), bool),
+        "in_means": whole_steps(windows.step_ns.tolist(), windows.flags),
     }
 
 

@@ -103,22 +103,21 @@ def contention(run: Run, decomposition: Decomposition, rank: int) -> pd.DataFram
         & (events["phase"] < 0)
     )
     start, duration = events["start_ns"][rows], events["dur_ns"][rows]
-    kernel = ((events["name_id"][rows].astype(np.int64) + 1) << 32) + events["grid_id"][rows] + 1
+    name, grid = events["name_id"][rows], events["grid_id"][rows]
     inside = intervals.covered(time.transferring, start, start + duration) > 0
     outside = intervals.covered(time.comm, start, start + duration) == 0
-    kernels, code = np.unique(kernel, return_inverse=True)
+    kernels, first, code = np.unique(code_columns([name, grid]), return_index=True, return_inverse=True)
     count_in, count_out = (np.bincount(code[side], minlength=len(kernels)) for side in (inside, outside))
     total_in, total_out = (
         np.bincount(code[side], duration[side], minlength=len(kernels)) for side in (inside, outside)
     )
     squares = np.bincount(code[outside], duration[outside].astype(float) ** 2, minlength=len(kernels))
     both = np.flatnonzero((count_in > 0) & (count_out > 0))
-    names, grids = ((kernels[both] >> shift) % (1 << 32) - 1 for shift in (32, 0))
     texts = [*data.strings, ""]
     frame = pd.DataFrame(
         {
-            "name": [texts[code] for code in names.tolist()],
-            "grid": [texts[code] for code in grids.tolist()],
+            "name": [texts[one] for one in name[first[both]].tolist()],
+            "grid": [texts[one] for one in grid[first[both]].tolist()],
             "inside": count_in[both],
             "outside": count_out[both],
             "inside_ns": total_in[both] / count_in[both],

@@ -129,15 +129,20 @@ class Report:
         """The public format as text: what `dumps(report.to_json())` gives, many times faster."""
         return dumps(self.sections())
 
+    def head(self) -> dict[str, Any]:
+        """What says which run it is, whether to believe it, and its mean step: run, health and summary of the public format."""
+        return {"run": self._run(), "health": self.health.to_json(), "summary": self._summary()}
+
     def sections(self) -> dict[str, Any]:
-        """What is in the public format; tables as Table, which costs nothing before it is asked for its rows."""
+        """What is in the public format, tables as Table."""
+        head = self.head()
         return {
             "schema": JSON_SCHEMA_VERSION,
-            "health": self.health.to_json(),
-            "run": self._run(),
+            "health": head["health"],
+            "run": head["run"],
             "ledger": Table(self.ledger, tuple(LEDGER_COLUMNS)),
             "steps": Table(self.steps, STEP_FIELDS),
-            "summary": self._summary(),
+            "summary": head["summary"],
             "classes": Table(self.class_means, CLASS_MEAN_COLUMNS),
             "overlap": Table(self.overlap, OVERLAP_FIELDS),
             "matching": Table(self.matching, RATES),

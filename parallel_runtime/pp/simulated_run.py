@@ -63,18 +63,18 @@ class Pace:
         durations: Mapping[str, Time],
         stages: int,
         transfer: Time = 0,
-        slow_stage: int = -1,
+        slow_stage: int | None = None,
         slow_factor: Time = 1,
         slow_link: tuple[int, ...] = (),
         slow_link_time: Time = 0,
     ) -> Pace:
         """Equal stages, of which `slow_stage` takes `slow_factor` times as long. ValueError where it is none, or the link."""
         for name, place in (("slow-stage", slow_stage), *(("slow-link", end) for end in slow_link)):
-            if place >= stages:
+            if place is not None and not 0 <= place < stages:
                 raise ValueError(f"{name} {place} is not among the {stages} stages: take 0 to {stages - 1}")
         if slow_factor <= 0 or slow_link_time < 0:
             raise ValueError(
-                f"slow-factor {float(slow_factor):g}, slow-link-time {float(slow_link_time):g}: take positive ones"
+                f"slow-factor {float(slow_factor):g}, slow-link-time {float(slow_link_time):g}: take a positive factor, and no time below 0"
             )
         slow = {phase: time * slow_factor for phase, time in durations.items()}
         each = tuple(slow if stage == slow_stage else dict(durations) for stage in range(stages))
@@ -85,7 +85,7 @@ class Pace:
 
         def rounded(time: Time) -> int:
             found = round(time * unit)
-            if time and not found:
+            if time and found <= 0:
                 raise ValueError(f"a time of {float(time * unit):g} ns cannot be recorded: take a longer unit")
             return found
 

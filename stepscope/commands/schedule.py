@@ -54,7 +54,9 @@ def schedule(
         typer.Option(help="The part of backward that are weight gradients, with zb-h1 (half unless given)."),
     ] = None,
     transfer: Annotated[float, typer.Option(help="Time of a message between stages.")] = 0.0,
-    slow_stage: Annotated[int, typer.Option(help="This stage computes longer ...", rich_help_panel=UNEVEN)] = -1,
+    slow_stage: Annotated[
+        int | None, typer.Option(help="This stage computes longer ...", rich_help_panel=UNEVEN)
+    ] = None,
     slow_factor: Annotated[
         float, typer.Option(help="... so many times as long as the others.", rich_help_panel=UNEVEN)
     ] = 2.0,

@@ -194,9 +194,7 @@ def as_json(reports: list[tuple[Configuration, Report]], failures: list[Failure]
 
     runs = []
     for one, report in reports:
-        whole = report.sections()  # no table is among these
-        parts = {name: whole[name] for name in ("run", "health", "summary")}
-        runs.append({"name": one.name, "options": list(one.options), **parts})
+        runs.append({"name": one.name, "options": list(one.options), **report.head()})
     failed = [
         {"name": one.configuration.name, "options": list(one.configuration.options), "error": one.error}
         for one in failures

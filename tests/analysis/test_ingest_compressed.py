@@ -38,6 +38,13 @@ def test_what_stands_behind_the_compressed_data_is_ignored_and_said(tmp_path: Pa
     assert len(run.columns(0, "kind")["kind"]) == len(ROWS)
 
 
+def test_what_is_no_trace_is_none_with_bytes_behind_it_either(tmp_path: Path) -> None:
+    (tmp_path / "t.json.gz").write_bytes(GZIP)
+    (tmp_path / "settings.json.gz").write_bytes(gzip.compress(b'{"batch": 8}') + b"x")
+    (item,) = open_run(tmp_path).health.items
+    assert item.code == "ignored_files" and "settings.json.gz" in item.text
+
+
 def test_a_wrong_checksum_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.json.gz").write_bytes(GZIP[:-8] + b"\1\2\3\4" + GZIP[-4:])
     run = open_run(tmp_path)

@@ -13,7 +13,7 @@ import stepscope
 from stepscope.analysis.errors import StepscopeError
 from stepscope.analysis.ingest import open_run
 from stepscope.analysis.report import analyze
-from stepscope.tracer.schema import RUN_FILE, RunMeta
+from stepscope.tracer.schema import MAX_RANKS, RUN_FILE, RunMeta
 
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 5, "tid": 1, "ts": 0, "dur": 1000}
 GEMM = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0, "dur": 400, "args": {"stream": 7}}
@@ -25,7 +25,16 @@ def write(path: Path, rows: list[dict[str, Any]], **header: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "info", [{"rank": -5}, {"rank": 10**12}, {"rank": True}, {"rank": "3"}, {"world_size": 10**9}, {"world_size": -2}]
+    "info",
+    [
+        {"rank": -5},
+        {"rank": MAX_RANKS},
+        {"rank": 10**12},
+        {"rank": True},
+        {"rank": "3"},
+        {"world_size": 10**9},
+        {"world_size": -2},
+    ],
 )
 def test_a_rank_or_world_that_cannot_be(tmp_path: Path, info: dict[str, Any]) -> None:
     run = open_run(write(tmp_path / "trace.json", [STEP, GEMM], distributedInfo=info))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,17 @@ def test_a_full_disk_falls_back_to_the_cache(
         assert open_run(path).ranks == [0, 1]
         assert len(list((own_cache / "stepscope").iterdir())) == 1
     assert not list(path.glob(".stepscope*"))
+
+
+def test_the_memory_that_a_caller_chose_comes_back_however_threads_overlap() -> None:
+    chosen = pa.default_memory_pool()
+    first, second = store.plain_memory(), store.plain_memory()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert pa.default_memory_pool().backend_name == "system"
+    second.__exit__(None, None, None)
+    assert pa.default_memory_pool().backend_name == chosen.backend_name
 
 
 def test_an_error_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
